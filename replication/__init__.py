@@ -1,0 +1,1 @@
+"""Chunk-level KV reuse: build, fuse and measure."""
