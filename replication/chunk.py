@@ -1,8 +1,11 @@
-"""The KV of one chunk, prefilled alone (paper sec. 3.2; S-20)."""
+"""The KV of one chunk, prefilled on its own (paper sec. 3.2; S-20)."""
 
 from dataclasses import dataclass
 
 import torch
+from transformers import DynamicCache
+
+from replication.model import Model
 
 
 @dataclass(frozen=True)
@@ -24,3 +27,19 @@ class ChunkKV:
     def nbytes(self) -> int:
         """Bytes of all K and V tensors."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+
+@torch.inference_mode()
+def prefill_chunk(model: Model, ids: tuple[int, ...], context: tuple[int, ...] = ()) -> ChunkKV:
+    """Prefill `ids` behind `context` and keep the KV of `ids` alone; no other chunk is seen."""
+    cache = DynamicCache()
+    model.lm(input_ids=model.tensor((*context, *ids)), cache=cache, use_cache=True, logits_to_keep=1)
+    return cut(cache, context, ids)
+
+
+def cut(cache: DynamicCache, context: tuple[int, ...], ids: tuple[int, ...]) -> ChunkKV:
+    """The rows of `ids` in a cache that was filled with `context`, `ids` and maybe more; a copy."""
+    span = slice(len(context), len(context) + len(ids))
+    keys = [layer.keys[0, :, span].clone() for layer in cache.layers]
+    values = [layer.values[0, :, span].clone() for layer in cache.layers]
+    return ChunkKV(ids, len(context), keys, values, context)

@@ -1,0 +1,224 @@
+"""Prefill over reused KV: every layer runs as the model wrote it, but only on the rows that must be computed.
+
+The model's own forward is called once on the whole prompt. For its duration each decoder layer's `forward` is wrapped:
+the wrapper cuts hidden states, position embeddings and mask to the current rows, and the cache that the layer updates
+scatters their fresh K and V into the stored ones. At a check layer the fresh K and V of the current rows are read
+first, the selector picks from them, and the layer then runs on the picked rows only (paper sec. 4.3).
+Nothing here knows a model family.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from replication.selectors.base import Selector, View
+from replication.stored import StoredKV
+
+
+@dataclass
+class Report:
+    """rows: tokens computed per layer. attended: keys seen by them per layer, summed. tapped: tokens projected to K
+    and V for a choice per layer. selected: stored tokens (prompt indices) recomputed in the last layer. reused: tokens
+    that came from the store. seconds: look-up, load, rotate, fuse (all the rest), and ttft, their sum."""
+
+    rows: list[int] = field(default_factory=list)
+    attended: list[int] = field(default_factory=list)
+    tapped: list[int] = field(default_factory=list)
+    selected: list[int] = field(default_factory=list)
+    reused: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Prefill:
+    """A filled cache, K and V [1, kv heads, tokens, head dim] per layer; the logits [vocabulary] after the last token."""
+
+    cache: DynamicCache
+    logits: torch.Tensor
+    report: Report
+
+
+class _Tapped(Exception):
+    """Fresh K and V of the current rows, carried out of a layer before it attends."""
+
+
+class _FusionCache(Cache):
+    """Scatters the fresh rows of each layer into the KV that was stored for it."""
+
+    def __init__(self, tokens: int):
+        super().__init__(layers=[])
+        self.tokens = tokens
+        self.tap = False
+        self.base: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.rows: torch.Tensor | None = None
+        self.filled = DynamicCache()
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        if self.tap:
+            raise _Tapped(key_states, value_states)
+        if self.base is not None:
+            key_states = self.base[0].index_copy_(2, self.rows, key_states)
+            value_states = self.base[1].index_copy_(2, self.rows, value_states)
+        layer = DynamicLayer()
+        layer.lazy_initialization(key_states, value_states)
+        layer.keys, layer.values = key_states, value_states
+        self.filled.layers.append(layer)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.tokens, 0
+
+
+class _Fusion:
+    """One fused prefill; `run` stands in for every decoder layer's forward."""
+
+    def __init__(self, stored: StoredKV, selector: Selector, truth: DynamicCache | None):
+        self.kv, self.selector, self.truth = stored, selector, truth
+        device = stored.model.device
+        self.depth = len(stored.model.layers)
+        self.fresh = ~stored.stored.to(device)
+        self.candidates = (stored.stored & ~stored.exact).to(device)
+        self.reused = int(self.candidates.sum())
+        self.rows = torch.arange(len(stored.ids), device=device)
+        self.cache = _FusionCache(len(stored.ids))
+        self.report = Report(reused=int(stored.stored.sum()))
+        self._cuts: dict[int, tuple] = {}
+
+    def run(self, index: int, forward: Callable, hidden_states: torch.Tensor, *args, **kwargs):
+        if index == 0:
+            recompute = self.selector.ratio > 0
+            hidden_states = self._narrow(self.fresh | self.candidates if recompute else self.fresh, hidden_states)
+        base, tapped = None, 0
+        keep = self.selector.keep(index, self.depth, self.reused)
+        if keep and self.reused:
+            tapped = len(self.rows)
+            base, chosen = self._choose(index, keep, partial(forward, hidden_states, *args, **self._cut(kwargs)))
+            hidden_states = self._narrow(self.fresh | chosen, hidden_states)
+        whole = len(self.rows) == self.cache.tokens
+        self.cache.base = None if whole else base or self.kv.layer(index)
+        self.cache.rows = self.rows
+        self.report.rows.append(len(self.rows))
+        self.report.attended.append(int((self.rows + 1).sum()))
+        self.report.tapped.append(tapped)
+        return forward(hidden_states, *args, **self._cut(kwargs))
+
+    def _choose(self, index: int, keep: int, layer: Callable):
+        """Stored K and V of the layer, with fresh rows written back, and the mask of the tokens to recompute."""
+        fresh_k, fresh_v = self._tap(layer)
+        base = self.kv.layer(index)
+        in_play = self.candidates[self.rows]
+        candidates = self.rows[in_play]
+        view = View(
+            layer=index,
+            candidates=candidates,
+            fresh=(fresh_k[0][:, in_play], fresh_v[0][:, in_play]),
+            stored=(base[0][0][:, candidates], base[1][0][:, candidates]),
+            kv=self.kv,
+            truth=self.truth,
+        )
+        picked = candidates[self.selector.pick(view, min(keep, len(candidates)))].sort().values
+        chosen = torch.zeros_like(self.candidates)
+        chosen[picked] = True
+        self.report.selected = picked.tolist()
+        if self.selector.write_back:
+            base[0].index_copy_(2, self.rows, fresh_k)
+            base[1].index_copy_(2, self.rows, fresh_v)
+        return base, chosen
+
+    def _tap(self, layer: Callable) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cache.tap = True
+        try:
+            layer()
+        except _Tapped as tapped:
+            return tapped.args
+        finally:
+            self.cache.tap = False
+        raise RuntimeError("the layer did not update its cache")
+
+    def _narrow(self, mask: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Go on with those current rows that `mask` [tokens] holds."""
+        stay = mask[self.rows]
+        if bool(stay.all()):
+            return hidden_states
+        self.rows = self.rows[stay]
+        self._cuts.clear()
+        return hidden_states[:, stay]
+
+    def _cut(self, kwargs: dict) -> dict:
+        """The arguments that the model gives a layer for all tokens, for the current rows alone."""
+        if len(self.rows) == self.cache.tokens:
+            return kwargs
+        cut = dict(kwargs)
+        if cut.get("position_embeddings") is not None:
+            cut["position_embeddings"] = tuple(
+                self._once(t, lambda t: t[:, self.rows]) for t in cut["position_embeddings"]
+            )
+        if cut.get("position_ids") is not None:
+            cut["position_ids"] = self._once(cut["position_ids"], lambda t: t[..., self.rows])
+        mask = cut.get("attention_mask")
+        # no mask means causal attention, which a kernel can infer for all rows but not for some
+        cut["attention_mask"] = self._once(
+            self.rows if mask is None else mask, self._causal if mask is None else self._rows_of
+        )
+        return cut
+
+    def _causal(self, rows: torch.Tensor) -> torch.Tensor:
+        keys = torch.arange(self.cache.tokens, device=rows.device)
+        return (keys <= rows[:, None])[None, None]
+
+    def _rows_of(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[:, :, self.rows]
+
+    def _once(self, source: torch.Tensor, make: Callable) -> torch.Tensor:
+        """make(source), computed once for all layers with the same rows."""
+        if id(source) not in self._cuts:
+            self._cuts[id(source)] = (source, make(source))
+        return self._cuts[id(source)][1]
+
+
+@contextmanager
+def _wrapped(layers: nn.ModuleList, run: Callable) -> Iterator[None]:
+    try:
+        for index, layer in enumerate(layers):
+            layer.forward = partial(run, index, layer.forward)
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+@torch.inference_mode()
+def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None) -> Prefill:
+    """Prefill the prompt `stored.ids` over its stored KV, recomputing the tokens that `selector` picks.
+
+    Tokens that are not stored are always computed; stored tokens that are exact (a true prefix) never are. With
+    ratio 0 nothing stored is recomputed; with ratio 1 everything is, and the result equals full prefill.
+    truth: the full prefill's cache, for an oracle selector.
+    """
+    model = stored.model
+    begun = time.perf_counter()
+    fusion = _Fusion(stored, selector, truth)
+    with _wrapped(model.layers, fusion.run):
+        output = model.lm(input_ids=model.tensor(stored.ids), cache=fusion.cache, use_cache=True, logits_to_keep=1)
+    logits = output.logits[0, -1]
+    synchronize(model.device)
+    spent = time.perf_counter() - begun
+    loading = dict(stored.seconds)
+    fusion.report.seconds = {**loading, "fuse": spent - sum(loading.values())}
+    return Prefill(fusion.cache.filled, logits, fusion.report)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock read afterwards covers its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

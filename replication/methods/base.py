@@ -1,0 +1,133 @@
+"""A method is where the stored KV comes from, plus which stored tokens are recomputed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from replication.chunk import cut, prefill_chunk
+from replication.fuse import Prefill, fuse
+from replication.model import Model
+from replication.prompt import ChunkedPrompt
+from replication.registry import Registry
+from replication.selectors.base import Selector
+from replication.store import ChunkStore, chunk_key
+from replication.stored import Piece, StoredKV
+
+
+class Source(Protocol):
+    """What an earlier request leaves in the store, and what a later one finds there."""
+
+    move: bool
+
+    def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
+        """Put into the store what `earlier` gives."""
+
+    def find(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> list[Piece]:
+        """The stored pieces of `prompt`."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Nothing is kept between requests."""
+
+    move: ClassVar[bool] = False
+
+    def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
+        return
+
+    def find(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> list[Piece]:
+        return []
+
+
+@dataclass(frozen=True)
+class PrefixChain:
+    """Segments from the start of the prompt, each valid only behind the very tokens it was computed behind (S-10..12)."""
+
+    move: ClassVar[bool] = False
+
+    def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
+        cache = fuse(StoredKV(model, earlier.ids, []), Selector(ratio=0)).cache
+        for segment in earlier.segments[:-1]:
+            chunk = cut(cache, earlier.ids[: segment.start], segment.ids)
+            store.put(_key(model, segment.ids, chunk.context), chunk)
+
+    def find(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> list[Piece]:
+        pieces = []
+        for segment in prompt.segments[:-1]:
+            chunk = store.get(_key(model, segment.ids, prompt.ids[: segment.start]))
+            if chunk is None:
+                break
+            pieces.append(Piece(chunk, segment.start))
+        return pieces
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Every chunk prefilled on its own; found wherever it stands, also behind a chunk that is missing.
+
+    move: rotate keys to the chunk's place, or leave them as stored.
+    """
+
+    move: bool = True
+
+    def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
+        for segment in earlier.chunks:
+            key = _key(model, segment.ids)
+            if store.get(key) is None:
+                store.put(key, prefill_chunk(model, segment.ids))
+
+    def find(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> list[Piece]:
+        found = [(store.get(_key(model, segment.ids)), segment.start) for segment in prompt.chunks]
+        return [Piece(chunk, start) for chunk, start in found if chunk is not None]
+
+
+def _key(model: Model, ids: tuple[int, ...], context: tuple[int, ...] = ()) -> str:
+    return chunk_key(model.fingerprint, ids, context, len(context), dtype=model.dtype)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to fill the cache of a prompt."""
+
+    name: str
+    source: Source
+    selector: Selector
+
+    def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> float:
+        """Take from an earlier request what this method keeps; returns the seconds it took."""
+        begun = time.perf_counter()
+        self.source.learn(model, earlier, store)
+        return time.perf_counter() - begun
+
+    def prefill(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> Prefill:
+        """Fill a cache for `prompt` from the store and by computing; the report's `ttft` covers all of it, except the
+        full prefill that an oracle selector looks at."""
+        truth = None
+        if self.selector.needs_truth:
+            truth = fuse(StoredKV(model, prompt.ids, []), Selector(ratio=0)).cache
+        begun = time.perf_counter()
+        pieces = self.source.find(model, prompt, store)
+        lookup = time.perf_counter() - begun
+        result = fuse(StoredKV(model, prompt.ids, pieces, self.source.move), self.selector, truth)
+        result.report.seconds = {"lookup": lookup, **result.report.seconds, "ttft": time.perf_counter() - begun}
+        return result
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method: `make(ratio)` builds it; takes_ratio: whether the recompute ratio means anything to it;
+    same_order: it is measured after a request with the passages in the same order, its best case."""
+
+    make: Callable[[float], Method]
+    about: str
+    takes_ratio: bool = True
+    same_order: bool = False
+
+
+METHODS = Registry("method")
+
+
+def make_method(name: str, ratio: float = 0.0) -> Method:
+    """The method registered as `name`, with recompute ratio `ratio` where it takes one."""
+    return METHODS[name].make(ratio)

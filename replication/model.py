@@ -1,0 +1,96 @@
+"""A causal language model that chunk reuse can trust: loaded by short name, hub id or directory, and checked."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from replication.embedded import EMBEDDED, embedded_directory
+from replication.errors import ReplicationError
+from replication.rotary import KeyRotation
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model with what reuse needs: its decoder layers, its key rotation, and a fingerprint of its weights."""
+
+    name: str
+    lm: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    layers: nn.ModuleList
+    rotation: KeyRotation
+    fingerprint: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm.dtype
+
+    @property
+    def context_length(self) -> int:
+        """Longest prompt in tokens that the model was made for."""
+        return self.lm.config.max_position_embeddings
+
+    def tensor(self, ids) -> torch.Tensor:
+        """Token ids as a long tensor [1, n] on the model's device."""
+        return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+
+
+def load_model(name: str, dtype: str = "float32", device: str = "cpu") -> Model:
+    """Load by short name (`smollm2-135m`), directory or hub id. Errors: ReplicationError with what to do."""
+    if dtype not in DTYPES:
+        raise ReplicationError(f"unknown dtype '{dtype}'; known: {', '.join(DTYPES)}")
+    source = embedded_directory(name) if name in EMBEDDED else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        lm = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype])
+    except (OSError, ValueError) as error:
+        raise ReplicationError(_cannot_load(name, error)) from error
+    try:
+        lm = lm.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ReplicationError(f"device '{device}' cannot be used here: {_first_line(error)}") from error
+    return wrap(name if name in EMBEDDED else Path(name).name, lm, tokenizer)
+
+
+def wrap(name: str, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
+    """A Model around a transformers causal LM that is already in memory; refuses one whose keys cannot be moved."""
+    lm = lm.eval().requires_grad_(False)
+    layers = _decoder_layers(lm)
+    return Model(name, lm, tokenizer, layers, KeyRotation.proved(lm, layers), _fingerprint(lm))
+
+
+def _decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
+    count = getattr(lm.config, "num_hidden_layers", None)
+    for module in lm.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ReplicationError(f"{type(lm).__name__} has no list of {count} decoder layers, so its layers cannot be walked")
+
+
+def _fingerprint(lm: PreTrainedModel) -> str:
+    """sha256 over names, shapes and bytes of all weights: two models share chunks only if they are the same."""
+    digest = hashlib.sha256()
+    for name, tensor in lm.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _cannot_load(name: str, error: Exception) -> str:
+    return (
+        f"cannot load model '{name}': {_first_line(error)} "
+        f"Give one of {', '.join(EMBEDDED)}, a directory that holds a transformers model, or a hub id with internet."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

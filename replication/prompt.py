@@ -1,0 +1,189 @@
+"""From passages and a question to token ids whose chunk boundaries are exact.
+
+Every segment is tokenised on its own and the ids are concatenated, so no token spans a boundary and a chunk has the
+same ids wherever it stands. The question, separators and anything after the last chunk are never chunks.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from transformers import PreTrainedTokenizerBase
+
+from replication.data.example import Passage, RagExample
+from replication.errors import ReplicationError
+
+INSTRUCTION = "Answer each question from the passages above it, in a few words.\n\n"
+# Invented, so that the shots teach the format and no fact
+SHOTS = (
+    (
+        Passage(
+            "Velmora Lighthouse", "Velmora Lighthouse stands on the cape of Trune. It was lit in 1871 by Ada Kress."
+        ),
+        "Who lit Velmora Lighthouse?",
+        "Ada Kress",
+    ),
+    (
+        Passage("Ostrin Museum", "Ostrin Museum shows clocks and maps. Its founder, Piet Langer, was born in Harwick."),
+        "In which town was the founder of Ostrin Museum born?",
+        "Harwick",
+    ),
+)
+ANSWER_CUE = "Answer:"
+_MARK = "\u241f"
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """template: `plain` (two worked examples) or `chat` (the model's own); separator: text between passages;
+    bos: whether the tokenizer's BOS starts the prompt (None: as the tokenizer itself would)."""
+
+    template: str = "plain"
+    separator: str = ""
+    bos: bool | None = None
+
+    def describe(self) -> dict:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """kind: `prefix`, `passage`, `separator` or `question`; ids start at position `start` of the prompt."""
+
+    kind: str
+    ids: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True)
+class ChunkedPrompt:
+    """Token ids with the spans of their segments, in order and without gaps."""
+
+    segments: tuple[Segment, ...]
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(i for segment in self.segments for i in segment.ids)
+
+    def __len__(self) -> int:
+        return self.segments[-1].stop
+
+    @property
+    def chunks(self) -> list[Segment]:
+        """The segments that may come from a store: the prefix and the passages."""
+        return [s for s in self.segments if s.kind in ("prefix", "passage")]
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        first = self.segments[0]
+        return first.ids if first.kind == "prefix" else ()
+
+    def reordered(self, order: list[int]) -> "ChunkedPrompt":
+        """The same prompt with its passages in another order (`order`: old index at each new place)."""
+        passages = [s for s in self.segments if s.kind == "passage"]
+        places = iter(order)
+        return chain((s.kind, passages[next(places)].ids if s.kind == "passage" else s.ids) for s in self.segments)
+
+
+def chain(parts) -> ChunkedPrompt:
+    """A ChunkedPrompt from (kind, ids) pairs; empty parts are left out."""
+    segments, start = [], 0
+    for kind, ids in parts:
+        if ids:
+            segments.append(Segment(kind, tuple(ids), start))
+            start += len(ids)
+    return ChunkedPrompt(tuple(segments))
+
+
+def passage_text(passage: Passage) -> str:
+    return f"Passage: {passage.title}\n{passage.text}\n\n"
+
+
+def build_prompt(
+    passages: tuple[Passage, ...],
+    question: str,
+    tokenizer: PreTrainedTokenizerBase,
+    style: PromptFormat = PromptFormat(),  # noqa: B008 - frozen
+    context_length: int | None = None,
+) -> ChunkedPrompt:
+    """The prompt of one RAG request. Errors: ReplicationError for no passages (use `without_passages` for the
+    no-context control), an empty question, or a prompt longer than `context_length` tokens."""
+    if not passages:
+        raise ReplicationError("the passage list is empty: give at least one passage")
+    return _assemble(passages, question, tokenizer, style, context_length)
+
+
+def without_passages(question: str, tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> ChunkedPrompt:
+    """The same prompt with no passage at all: what the model knows by itself."""
+    return _assemble((), question, tokenizer, style, None)
+
+
+def answer_ids(answer: str, tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> tuple[int, ...]:
+    """Token ids of an answer as it continues the prompt, its end of line included."""
+    text = f" {answer}\n" if style.template == "plain" else answer
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPrompt:
+    if not question.strip():
+        raise ReplicationError("the question is empty: give the text of a question")
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    head, tail = _frame(tokenizer, style)
+    parts = [("prefix", _bos(tokenizer, style, head) + encode(head))]
+    for index, passage in enumerate(passages):
+        if index:
+            parts.append(("separator", encode(style.separator)))
+        ids = encode(passage_text(passage))
+        if context_length and len(ids) > context_length:
+            raise ReplicationError(
+                f"passage {index + 1} ('{passage.title}') has {len(ids)} tokens, but the model's context is "
+                f"{context_length}: split the passage"
+            )
+        parts.append(("passage", ids))
+    parts.append(("question", encode(f"Question: {question.strip()}\n{tail}")))
+    prompt = chain(parts)
+    if context_length and len(prompt) > context_length:
+        raise ReplicationError(
+            f"the prompt has {len(prompt)} tokens, but the model's context is {context_length}: "
+            "use fewer or shorter passages"
+        )
+    return prompt
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> tuple[str, str]:
+    """Text before the first passage, and text after the question."""
+    if style.template == "plain":
+        shots = "".join(f"{passage_text(p)}Question: {q}\n{ANSWER_CUE} {a}\n\n" for p, q, a in SHOTS)
+        return INSTRUCTION + shots, ANSWER_CUE
+    if style.template != "chat":
+        raise ReplicationError(f"unknown template '{style.template}'; known: plain, chat")
+    if not tokenizer.chat_template:
+        raise ReplicationError("this model has no chat template: use template=plain")
+    message = [{"role": "user", "content": INSTRUCTION + _MARK}]
+    rendered = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    head, tail = rendered.split(_MARK)
+    return head, tail
+
+
+def _bos(tokenizer: PreTrainedTokenizerBase, style: PromptFormat, head: str) -> list[int]:
+    """BOS where asked for, or where the tokenizer adds one itself and the template has not written it already."""
+    own = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    wanted = own if style.bos is None else style.bos
+    if wanted and tokenizer.bos_token_id is None:
+        raise ReplicationError("bos=true, but this tokenizer has no BOS token: use bos=false")
+    written = bool(tokenizer.bos_token) and head.startswith(tokenizer.bos_token)
+    return [tokenizer.bos_token_id] if wanted and not written else []
+
+
+def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
+    """Index of the first token id where two prompts part (S-65), or None when one is equal to the other."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))

@@ -1,0 +1,126 @@
+"""Estimates with intervals, deterministic by seed; every result is a JSON-ready dict.
+
+low and high bound the interval; they are None where the data say nothing about one (a single value, or none).
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from replication.errors import ReplicationError
+
+RESAMPLES = 10_000
+# Resampled values held at once (about 16 MB), so that memory does not grow with the data.
+_BATCH_VALUES = 2_000_000
+
+
+def mean_ci(values: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
+    """mean, low, high, n: bootstrap (BCa) interval over the values."""
+    data = _checked(values)
+    n = len(data)
+    if n == 0:
+        return _estimate(None, None, None, 0)
+    if n > 1 and np.ptp(data) == 0:
+        # The sum of equal values can round away from them.
+        return _estimate(data[0], data[0], data[0], n)
+    low, high = _bootstrap((data,), np.mean, seed, level)
+    return _estimate(data.mean(), low, high, n)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
+    """mean, low, high, n of a - b, and p: two-sided Wilcoxon signed-rank test, 1 when no pair differs."""
+    first, second = _paired(a, b)
+    difference = first - second
+    p = float(stats.wilcoxon(difference).pvalue) if np.any(difference) else 1.0
+    return {**mean_ci(difference, seed, level), "p": p}
+
+
+def ratio_of_means(a: Sequence[float], b: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
+    """mean, low, high, n of mean(a) / mean(b): bootstrap interval over pairs; mean is None when mean(b) is 0."""
+    first, second = _paired(a, b)
+    n = len(first)
+    if n == 0 or second.mean() == 0:
+        return _estimate(None, None, None, n)
+    low, high = _bootstrap((first, second), _ratio, seed, level)
+    return _estimate(first.mean() / second.mean(), low, high, n)
+
+
+def median_iqr(values: Sequence[float]) -> dict:
+    """median, low, high, n: low and high are the quartiles, linearly interpolated."""
+    data = _checked(values)
+    if len(data) == 0:
+        return {"median": None, "low": None, "high": None, "n": 0}
+    low, median, high = (float(quantile) for quantile in np.quantile(data, (0.25, 0.5, 0.75)))
+    return {"median": median, "low": low, "high": high, "n": len(data)}
+
+
+def wilson(successes: int, n: int, level: float = 0.95) -> dict:
+    """mean, low, high, n: the share of successes with Wilson's score interval."""
+    if not 0 <= successes <= n:
+        raise ReplicationError(f"{successes} successes of {n} make no share")
+    if n == 0:
+        return _estimate(None, None, None, 0)
+    interval = stats.binomtest(successes, n).proportion_ci(level, method="wilson")
+    return _estimate(successes / n, interval.low, interval.high, n)
+
+
+def holm(pvalues: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given."""
+    p = _checked(pvalues)
+    order = np.argsort(p, kind="stable")
+    steps = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(steps)
+    return adjusted.tolist()
+
+
+def _ratio(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    return a.mean(axis=axis) / b.mean(axis=axis)
+
+
+def _bootstrap(
+    data: tuple[np.ndarray, ...], statistic: Callable, seed: int, level: float
+) -> tuple[float | None, float | None]:
+    """Interval of a statistic over n examples, the same ones drawn from every array of `data`."""
+    n = len(data[0])
+    if n < 2:
+        return None, None
+    # BCa has no answer when the resampled statistics are all equal or all on one side; percentiles still have.
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            low, high = stats.bootstrap(
+                data,
+                statistic,
+                n_resamples=RESAMPLES,
+                batch=max(1, _BATCH_VALUES // n),
+                vectorized=True,
+                paired=len(data) > 1,
+                confidence_level=level,
+                method=method,
+                rng=np.random.default_rng(seed),
+            ).confidence_interval
+        if np.isfinite(low) and np.isfinite(high):
+            return float(low), float(high)
+    return None, None
+
+
+def _checked(values: Sequence[float]) -> np.ndarray:
+    data = np.asarray(values, dtype=float)
+    if data.ndim != 1 or not np.isfinite(data).all():
+        raise ReplicationError("statistics need a flat list of finite numbers; drop or repair the others first")
+    return data
+
+
+def _paired(a: Sequence[float], b: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    first, second = _checked(a), _checked(b)
+    if len(first) != len(second):
+        raise ReplicationError(f"paired data must be of equal length, not {len(first)} and {len(second)}")
+    return first, second
+
+
+def _estimate(mean: float | None, low: float | None, high: float | None, n: int) -> dict:
+    numbers = (None if number is None else float(number) for number in (mean, low, high))
+    return {**dict(zip(("mean", "low", "high"), numbers, strict=True)), "n": n}

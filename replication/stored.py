@@ -1,0 +1,78 @@
+"""What a store has of one prompt: pieces of KV, moved to their places and laid out layer by layer."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from replication.chunk import ChunkKV
+from replication.model import Model
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stored chunk at its place: its first token is token `target` of the prompt."""
+
+    chunk: ChunkKV
+    target: int
+
+    @property
+    def stop(self) -> int:
+        return self.target + len(self.chunk.ids)
+
+
+@dataclass
+class StoredKV:
+    """Stored KV of a prompt of token ids `ids`, in pieces; `move`: rotate keys to their places, or leave them.
+
+    seconds: time spent loading (copying into place) and rotating, summed over layers.
+    """
+
+    model: Model
+    ids: tuple[int, ...]
+    pieces: list[Piece]
+    move: bool = True
+    seconds: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "rotate": 0.0})
+
+    def __post_init__(self):
+        self.stored = torch.zeros(len(self.ids), dtype=torch.bool)
+        self.exact = torch.zeros(len(self.ids), dtype=torch.bool)
+        for piece in self.pieces:
+            self.stored[piece.target : piece.stop] = True
+            self.exact[piece.target : piece.stop] = self.is_exact(piece)
+        self._moved = [p for p in self.pieces if self.move and p.chunk.start != p.target]
+        self._angles = self._angles_of_moves()
+
+    def is_exact(self, piece: Piece) -> bool:
+        """Whether full prefill would compute the very same KV: same position, and all earlier tokens attended."""
+        return piece.chunk.start == piece.target and piece.chunk.context == self.ids[: piece.target]
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [1, kv heads, tokens, head dim] of one layer; rows that no piece covers hold no data."""
+        begun = time.perf_counter()
+        like = self.pieces[0].chunk.keys[index]
+        keys = like.new_empty((1, like.shape[0], len(self.ids), like.shape[2]), device=self.model.device)
+        like = self.pieces[0].chunk.values[index]
+        values = like.new_empty((1, like.shape[0], len(self.ids), like.shape[2]), device=self.model.device)
+        for piece in self.pieces:
+            keys[0, :, piece.target : piece.stop] = piece.chunk.keys[index]
+            values[0, :, piece.target : piece.stop] = piece.chunk.values[index]
+        loaded = time.perf_counter()
+        if self._moved:
+            self.model.rotation.move(index, keys[0, :, self._span], self._angles)
+        self.seconds["load"] += loaded - begun
+        self.seconds["rotate"] += time.perf_counter() - loaded
+        return keys, values
+
+    def _angles_of_moves(self):
+        """One rotation covers the span from the first moved token to the last; rows in between that stay move by 0."""
+        if not self._moved:
+            return None
+        begun = time.perf_counter()
+        deltas = torch.zeros(len(self.ids), dtype=torch.long, device=self.model.device)
+        for piece in self._moved:
+            deltas[piece.target : piece.stop] = piece.target - piece.chunk.start
+        self._span = slice(min(p.target for p in self._moved), max(p.stop for p in self._moved))
+        angles = self.model.rotation.angles(deltas[self._span])
+        self.seconds["rotate"] += time.perf_counter() - begun
+        return angles

@@ -1,0 +1,151 @@
+"""Estimates: known answers, degenerate data, coverage."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replication.errors import ReplicationError
+from replication.stats import holm, mean_ci, median_iqr, paired_difference, ratio_of_means, wilson
+
+
+def test_mean_ci_agrees_with_the_normal_interval_on_normal_data():
+    values = np.random.default_rng(0).normal(5, 2, 400)
+    found = mean_ci(values)
+    half = 1.96 * values.std(ddof=1) / 20
+    assert found["mean"] == pytest.approx(values.mean())
+    assert found["low"] == pytest.approx(values.mean() - half, abs=0.02)
+    assert found["high"] == pytest.approx(values.mean() + half, abs=0.02)
+    assert found["n"] == 400
+
+
+def test_percentiles_of_two_values_are_their_exact_resamples():
+    """Means of resamples of (0, 1) are 0, 1/2 and 1 with chances 1/4, 1/2 and 1/4."""
+    assert mean_ci([0, 1]) == {"mean": 0.5, "low": 0.0, "high": 1.0, "n": 2}
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.7])
+def test_constant_data_has_a_zero_width_interval(value):
+    assert mean_ci([value] * 7) == {"mean": value, "low": value, "high": value, "n": 7}
+
+
+@pytest.mark.parametrize("estimate", [mean_ci, lambda x: ratio_of_means(x, x)])
+def test_one_value_has_no_interval(estimate):
+    found = estimate([2.0])
+    assert found["mean"] in (1.0, 2.0)
+    assert (found["low"], found["high"], found["n"]) == (None, None, 1)
+
+
+def test_no_values_have_no_mean():
+    empty = {"mean": None, "low": None, "high": None, "n": 0}
+    assert mean_ci([]) == ratio_of_means([], []) == wilson(0, 0) == empty
+    assert paired_difference([], []) == {**empty, "p": 1.0}
+    assert median_iqr([])["median"] is None
+    assert holm([]) == []
+
+
+def test_seed_decides():
+    values = list(np.random.default_rng(1).exponential(size=40))
+    assert mean_ci(values, seed=3) == mean_ci(values, seed=3)
+    assert mean_ci(values, seed=3) != mean_ci(values, seed=4)
+
+
+def test_lower_level_is_narrower():
+    values = np.random.default_rng(1).normal(size=40)
+    wide, narrow = mean_ci(values), mean_ci(values, level=0.5)
+    assert wide["low"] < narrow["low"] < narrow["high"] < wide["high"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12))
+def test_interval_is_finite_and_inside_the_data(values):
+    found = mean_ci(values)
+    slack = 1e-9 * max(1.0, *map(abs, values))
+    assert min(values) - slack <= found["low"] <= found["high"] <= max(values) + slack
+
+
+def test_mean_ci_covers():
+    """95 % intervals of 40 skewed values hold the true mean in about 95 of 100 runs, give or take 3 standard errors."""
+    rng = np.random.default_rng(2)
+    found = [mean_ci(rng.exponential(size=40)) for _ in range(100)]
+    assert 87 <= sum(one["low"] <= 1 <= one["high"] for one in found) <= 100
+
+
+def test_paired_difference_known_answer():
+    """All eight differences are positive: the exact two-sided p is 2 / 2^8."""
+    b = np.arange(8.0)
+    found = paired_difference(b + np.arange(1, 9), b)
+    assert found["mean"] == 4.5
+    assert found["p"] == pytest.approx(2 / 2**8)
+    assert 2.5 < found["low"] < 4.5 < found["high"] < 6.5
+
+
+def test_equal_pairs_do_not_differ():
+    assert paired_difference([1, 2, 3], [1, 2, 3]) == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 3, "p": 1.0}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("difference", [[1], [0, 1], [1, 1, 1, 0], [1, -1, 1, -1]])
+def test_small_and_tied_pairs_give_a_p(difference):
+    p = paired_difference(difference, [0] * len(difference))["p"]
+    exact = [abs(sum(signs)) for signs in itertools.product((1, -1), repeat=sum(d != 0 for d in difference))]
+    assert 0 < p <= 1
+    # Nonzero differences are all of one size here, so the test is an exact sign test.
+    assert p == pytest.approx(np.mean([one >= abs(sum(difference)) for one in exact]))
+
+
+def test_ratio_of_means():
+    found = ratio_of_means([2, 4, 6, 8], [1, 2, 3, 4])
+    assert found == {"mean": 2.0, "low": 2.0, "high": 2.0, "n": 4}
+    rng = np.random.default_rng(3)
+    b = rng.uniform(1, 10, 60)
+    a = 3 * b + rng.normal(0, 0.1, 60)
+    pairs = ratio_of_means(a, b)
+    assert pairs["low"] < pairs["mean"] < pairs["high"]
+    assert pairs["mean"] == pytest.approx(a.mean() / b.mean())
+    # Pairs vary together; drawn apart, numerator and denominator would give a far wider interval.
+    assert pairs["high"] - pairs["low"] < 0.05
+    unpaired = ratio_of_means(rng.permutation(a), b)
+    assert unpaired["high"] - unpaired["low"] > 0.3
+
+
+def test_ratio_with_zero_denominator_has_no_value():
+    assert ratio_of_means([1, 2], [0, 0]) == {"mean": None, "low": None, "high": None, "n": 2}
+    rare = ratio_of_means([1, 1], [0, 1])
+    assert (rare["mean"], rare["low"], rare["high"]) == (2.0, None, None)
+
+
+def test_median_iqr():
+    assert median_iqr([5, 1, 2, 4, 3]) == {"median": 3.0, "low": 2.0, "high": 4.0, "n": 5}
+    assert median_iqr([7]) == {"median": 7.0, "low": 7.0, "high": 7.0, "n": 1}
+
+
+def test_wilson_known_answers():
+    found = wilson(8, 10)
+    assert found["mean"] == 0.8
+    assert (found["low"], found["high"]) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+    assert wilson(0, 10)["low"] == 0.0
+    assert wilson(0, 10)["high"] == pytest.approx(0.2775328, abs=1e-6)
+    with pytest.raises(ReplicationError):
+        wilson(11, 10)
+
+
+def test_holm_known_answer():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_never_lowers_and_keeps_order(p):
+    adjusted = holm(p)
+    assert all(before <= after <= 1 for before, after in zip(p, adjusted, strict=True))
+    assert [adjusted[i] for i in np.argsort(p, kind="stable")] == sorted(adjusted)
+
+
+def test_bad_data_is_refused():
+    with pytest.raises(ReplicationError, match="finite"):
+        mean_ci([1, float("nan")])
+    with pytest.raises(ReplicationError, match="equal length"):
+        paired_difference([1, 2], [1])
