@@ -8,16 +8,15 @@ Nothing here knows a model family.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from replication.layers import wrapped
 from replication.selectors.base import Selector, View
 from replication.stored import StoredKV
 
@@ -38,7 +37,7 @@ class Report:
 
 @dataclass
 class Prefill:
-    """A filled cache, K and V [1, kv heads, tokens, head dim] per layer; the logits [vocabulary] after the last token."""
+    """A filled cache, K and V [1, kv heads, tokens, head dim] a layer; the logits [vocabulary] after the last token."""
 
     cache: DynamicCache
     logits: torch.Tensor
@@ -186,17 +185,6 @@ class _Fusion:
         return self._cuts[id(source)][1]
 
 
-@contextmanager
-def _wrapped(layers: nn.ModuleList, run: Callable) -> Iterator[None]:
-    try:
-        for index, layer in enumerate(layers):
-            layer.forward = partial(run, index, layer.forward)
-        yield
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
-
-
 @torch.inference_mode()
 def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None) -> Prefill:
     """Prefill the prompt `stored.ids` over its stored KV, recomputing the tokens that `selector` picks.
@@ -208,7 +196,7 @@ def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None
     model = stored.model
     begun = time.perf_counter()
     fusion = _Fusion(stored, selector, truth)
-    with _wrapped(model.layers, fusion.run):
+    with wrapped(model.layers, fusion.run):
         output = model.lm(input_ids=model.tensor(stored.ids), cache=fusion.cache, use_cache=True, logits_to_keep=1)
     logits = output.logits[0, -1]
     synchronize(model.device)

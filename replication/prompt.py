@@ -9,7 +9,7 @@ from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
-from replication.data.example import Passage, RagExample
+from replication.data.example import Passage
 from replication.errors import ReplicationError
 
 INSTRUCTION = "Answer each question from the passages above it, in a few words.\n\n"
@@ -106,7 +106,7 @@ def build_prompt(
     passages: tuple[Passage, ...],
     question: str,
     tokenizer: PreTrainedTokenizerBase,
-    style: PromptFormat = PromptFormat(),  # noqa: B008 - frozen
+    style: PromptFormat = PromptFormat(),
     context_length: int | None = None,
 ) -> ChunkedPrompt:
     """The prompt of one RAG request. Errors: ReplicationError for no passages (use `without_passages` for the

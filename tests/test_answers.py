@@ -46,7 +46,7 @@ def test_exact_match():
     assert exact_match("Tolvok city", ["Brel", "tolvok"]) == 0.0
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.text(), st.lists(st.text(), min_size=1, max_size=3))
 def test_exact_match_means_full_f1(prediction, golds):
     assert 0.0 <= token_f1(prediction, golds) <= 1.0

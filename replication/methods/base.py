@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 from replication.chunk import cut, prefill_chunk
 from replication.fuse import Prefill, fuse
 from replication.model import Model
-from replication.prompt import ChunkedPrompt
+from replication.prompt import ChunkedPrompt, Segment
 from replication.registry import Registry
 from replication.selectors.base import Selector
 from replication.store import ChunkStore, chunk_key
@@ -19,6 +19,10 @@ class Source(Protocol):
     """What an earlier request leaves in the store, and what a later one finds there."""
 
     move: bool
+
+    @property
+    def keeps(self) -> str:
+        """What is kept; sources that keep the same can share a store."""
 
     def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
         """Put into the store what `earlier` gives."""
@@ -32,6 +36,7 @@ class Nothing:
     """Nothing is kept between requests."""
 
     move: ClassVar[bool] = False
+    keeps: ClassVar[str] = "nothing"
 
     def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
         return
@@ -42,9 +47,10 @@ class Nothing:
 
 @dataclass(frozen=True)
 class PrefixChain:
-    """Segments from the start of the prompt, each valid only behind the very tokens it was computed behind (S-10..12)."""
+    """Segments from the start of the prompt, each valid only behind the tokens it was computed behind (S-10..12)."""
 
     move: ClassVar[bool] = False
+    keeps: ClassVar[str] = "prefixes"
 
     def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
         cache = fuse(StoredKV(model, earlier.ids, []), Selector(ratio=0)).cache
@@ -66,20 +72,30 @@ class PrefixChain:
 class Chunks:
     """Every chunk prefilled on its own; found wherever it stands, also behind a chunk that is missing.
 
-    move: rotate keys to the chunk's place, or leave them as stored.
+    move: rotate keys to the chunk's place, or leave them as stored. behind_prefix: passages are prefilled behind the
+    prompt's prefix, which they then share as their attention sink, instead of alone.
     """
 
     move: bool = True
+    behind_prefix: bool = False
+
+    @property
+    def keeps(self) -> str:
+        return "chunks behind the prefix" if self.behind_prefix else "chunks alone"
 
     def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
         for segment in earlier.chunks:
-            key = _key(model, segment.ids)
+            context = self._context(earlier, segment)
+            key = _key(model, segment.ids, context)
             if store.get(key) is None:
-                store.put(key, prefill_chunk(model, segment.ids))
+                store.put(key, prefill_chunk(model, segment.ids, context))
 
     def find(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> list[Piece]:
-        found = [(store.get(_key(model, segment.ids)), segment.start) for segment in prompt.chunks]
+        found = [(store.get(_key(model, s.ids, self._context(prompt, s))), s.start) for s in prompt.chunks]
         return [Piece(chunk, start) for chunk, start in found if chunk is not None]
+
+    def _context(self, prompt: ChunkedPrompt, segment: Segment) -> tuple[int, ...]:
+        return prompt.prefix_ids if self.behind_prefix and segment.kind == "passage" else ()
 
 
 def _key(model: Model, ids: tuple[int, ...], context: tuple[int, ...] = ()) -> str:

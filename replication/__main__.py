@@ -1,0 +1,7 @@
+"""`python -m replication`."""
+
+import sys
+
+from replication.cli import main
+
+sys.exit(main())

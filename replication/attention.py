@@ -1,0 +1,74 @@
+"""Watching attention: how much of it goes from each segment of a prompt to each other one, and to chunk heads."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from replication.model import Model
+from replication.prompt import ChunkedPrompt
+
+_NAME = "watched"
+_watchers: list[Callable[[torch.Tensor], None]] = []
+
+
+def _attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if attention_mask is None else attention_mask
+    weights = scores.masked_fill(~allowed.to(scores.device), float("-inf")).softmax(-1)
+    _watchers[-1](weights[0])
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+@contextmanager
+def watched(model: Model, watch: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Within the context, every layer hands its attention weights [heads, queries, keys] to `watch`."""
+    before = model.lm.config._attn_implementation
+    _watchers.append(watch)
+    model.lm.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.lm.set_attn_implementation(before)
+        _watchers.pop()
+
+
+class AttentionFlow:
+    """Means over layers and heads, collected while `watched`; segments are the chunks and the question.
+
+    between: [segments, segments], share of a query segment's attention that goes to each key segment.
+    to_heads: [segments], attention that a segment's first token gets from the segment's own other tokens.
+    from_question: [segments], attention that a segment's first token gets from the question.
+    """
+
+    def __init__(self, prompt: ChunkedPrompt):
+        self.spans = [slice(s.start, s.stop) for s in (*prompt.chunks, prompt.segments[-1])]
+        count = len(self.spans)
+        self.layers = 0
+        self._between = torch.zeros(count, count)
+        self._to_heads = torch.zeros(count)
+        self._from_question = torch.zeros(count)
+
+    def __call__(self, weights: torch.Tensor) -> None:
+        mean = weights.float().mean(0).cpu()
+        self.layers += 1
+        for a, rows in enumerate(self.spans):
+            self._to_heads[a] += mean[rows, rows.start][1:].mean() if rows.stop - rows.start > 1 else 0.0
+            self._from_question[a] += mean[self.spans[-1], rows.start].mean()
+            for b, columns in enumerate(self.spans):
+                self._between[a, b] += mean[rows, columns].sum(-1).mean()
+
+    def result(self) -> dict[str, list]:
+        return {
+            "between": (self._between / self.layers).tolist(),
+            "to_heads": (self._to_heads / self.layers).tolist(),
+            "from_question": (self._from_question / self.layers).tolist(),
+        }

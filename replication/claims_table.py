@@ -1,0 +1,53 @@
+"""The claims and their verdicts as a text table."""
+
+import textwrap
+from itertools import zip_longest
+
+from replication.claims import Outcome, Row
+
+_HEAD = ("claim", "row", "statement and criterion", "result", "verdict")
+_STATEMENT_WIDTH = 46
+_RULE = "-"
+
+
+def table(rows: list[Row]) -> str:
+    """Aligned columns; a claim takes as many lines as its statement or its results need."""
+    if not rows:
+        return "no claims"
+    cells = [[[title] for title in _HEAD], *(_cells(row) for row in rows)]
+    widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(_HEAD))]
+    blocks = [_block(row, widths) for row in cells]
+    rule = "  ".join(_RULE * width for width in widths)
+    return "\n".join([blocks[0], rule, *"\n\n".join(blocks[1:]).split("\n")])
+
+
+def _cells(row: Row) -> list[list[str]]:
+    claim = row.claim
+    statement = [*textwrap.wrap(claim.statement, _STATEMENT_WIDTH), f"({claim.criterion})"]
+    results = [line for outcome in row.outcomes for line in _result(outcome, claim.terms[0][0])]
+    return [[claim.id], [claim.row], statement, results or [""], [row.verdict]]
+
+
+def _result(outcome: Outcome, main_field: str) -> list[str]:
+    passed = {True: "pass", False: "FAIL", None: "-"}[outcome.passed]
+    return [f"{outcome.model} · {outcome.dataset}", f"  {estimate_text(outcome.estimate, main_field)}  {passed}"]
+
+
+def estimate_text(estimate: dict | None, main_field: str) -> str:
+    """e.g. `0.41 [0.35, 0.48] n=100`; the value is the mean or median, else the field that the criterion names."""
+    if estimate is None:
+        return "not in the summary"
+    value = next((estimate[name] for name in ("mean", "median", main_field) if estimate.get(name) is not None), None)
+    if value is None:
+        return "not testable here"
+    text = f"{value:.3g}"
+    if estimate.get("low") is not None and estimate.get("high") is not None:
+        text += f" [{estimate['low']:.3g}, {estimate['high']:.3g}]"
+    return text + (f" n={estimate['n']}" if "n" in estimate else "")
+
+
+def _block(row: list[list[str]], widths: list[int]) -> str:
+    lines = zip_longest(*row, fillvalue="")
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -1,0 +1,36 @@
+"""Going on from a prefill: teacher-forced answers and greedy generation."""
+
+import torch
+
+from replication.fuse import Prefill
+from replication.model import Model
+
+
+@torch.inference_mode()
+def answer_logprobs(model: Model, prefill: Prefill, ids: tuple[int, ...]) -> torch.Tensor:
+    """Log-probabilities [len(ids), vocabulary] in fp32 of each answer token given the prompt and the ones before.
+
+    The cache is left as it was.
+    """
+    logits = prefill.logits[None]
+    if len(ids) > 1:
+        output = model.lm(input_ids=model.tensor(ids[:-1]), cache=prefill.cache, use_cache=True)
+        logits = torch.cat([logits, output.logits[0]])
+        prefill.cache.crop(1 - len(ids))
+    return logits.float().log_softmax(-1)
+
+
+def sequence_logprob(logprobs: torch.Tensor, ids: tuple[int, ...]) -> float:
+    """Mean log-probability in nats per token of `ids` under `logprobs` [len(ids), vocabulary]."""
+    return logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None]).mean().item()
+
+
+@torch.inference_mode()
+def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_new_tokens: int = 16, **options) -> str:
+    """Greedy continuation as text, by the model's own `generate` over the filled cache, which grows."""
+    first = int(prefill.logits.argmax())
+    ids = model.tensor((*prompt_ids, first))
+    output = model.lm.generate(
+        ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options
+    )
+    return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)

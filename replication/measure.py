@@ -1,0 +1,66 @@
+"""One request under many methods: each has what an earlier request left it, and all answer the same prompt."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from replication.data.example import RagExample
+from replication.decode import answer_logprobs, generate, sequence_logprob
+from replication.fuse import Prefill, synchronize
+from replication.methods import METHODS, make_method
+from replication.metrics.answers import exact_match, first_line, rank_correct, token_f1
+from replication.model import Model
+from replication.prompt import ChunkedPrompt, PromptFormat, answer_ids
+from replication.store import MemoryStore
+
+
+@dataclass
+class Request:
+    """A prompt that comes after `earlier`, the same passages in reversed order.
+
+    Methods that keep the same share a store, as they would in a service; build: seconds that each store took to fill.
+    """
+
+    model: Model
+    prompt: ChunkedPrompt
+    build: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        passages = sum(s.kind == "passage" for s in self.prompt.segments)
+        self.earlier = self.prompt.reordered(list(range(passages))[::-1])
+        self._stores: dict[str, MemoryStore] = {}
+
+    def prefill(self, name: str, ratio: float = 0.0) -> Prefill:
+        """Fill the prompt's cache by the method `name`, after the earlier request."""
+        method, same_order = make_method(name, ratio), METHODS[name].same_order
+        kind = method.source.keeps + (" of the same order" if same_order else "")
+        if kind not in self._stores:
+            self._stores[kind] = MemoryStore()
+            earlier = self.prompt if same_order else self.earlier
+            self.build[kind] = method.learn(self.model, earlier, self._stores[kind])
+        return method.prefill(self.model, self.prompt, self._stores[kind])
+
+
+@torch.inference_mode()
+def transformers_ttft(model: Model, prompt: ChunkedPrompt) -> float:
+    """Seconds that transformers' own full prefill takes to the last token's logits (SDPA, cache kept)."""
+    begun = time.perf_counter()
+    model.lm(input_ids=model.tensor(prompt.ids), use_cache=True, logits_to_keep=1)
+    synchronize(model.device)
+    return time.perf_counter() - begun
+
+
+def answer_quality(model: Model, prompt: ChunkedPrompt, prefill: Prefill, example: RagExample, style: PromptFormat):
+    """F1 and exact match of the greedy answer, and whether the gold answer outranks every distractor."""
+    scores = {}
+    for answer in (*example.answers, *example.distractors):
+        ids = answer_ids(answer, model.tokenizer, style)
+        scores[answer] = sequence_logprob(answer_logprobs(model, prefill, ids), ids)
+    gold = max(scores[a] for a in example.answers)
+    text = first_line(generate(model, prompt.ids, prefill))
+    return {
+        "f1": token_f1(text, example.answers),
+        "em": exact_match(text, example.answers),
+        "rank": float(rank_correct(gold, [scores[d] for d in example.distractors])),
+    }

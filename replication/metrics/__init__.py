@@ -1,0 +1,1 @@
+"""Measures of fidelity, answers and cost."""

@@ -1,0 +1,870 @@
+"""Invariants of fused prefill: against transformers itself, and against a dense reference that shares no code."""
+
+import hashlib
+from itertools import pairwise, permutations, product
+
+import pytest
+import torch
+from conftest import FAMILIES, SLIDING, VOCABULARY, WINDOW
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+from replication.chunk import prefill_chunk
+from replication.data.example import Passage
+from replication.errors import ReplicationError
+from replication.fuse import Prefill, fuse
+from replication.methods import METHODS, Chunks, Method, make_method
+from replication.model import Model
+from replication.prompt import ChunkedPrompt, build_prompt, chain
+from replication.selectors import SELECTORS, Selector
+from replication.selectors.base import View
+from replication.selectors.first_k import FirstK
+from replication.selectors.hkvd import HKVD
+from replication.store import DirectoryStore, MemoryStore
+from replication.stored import Piece, StoredKV
+
+# A method that is added to the registry runs through all of this
+BLENDING = [name for name, entry in METHODS.items() if entry.takes_ratio]
+CHUNKED = [name for name in METHODS if isinstance(make_method(name).source, Chunks)]
+REUSING = [name for name in CHUNKED if name not in BLENDING]
+EXACT = [name for name in METHODS if name not in CHUNKED]
+TOLERANCE = 1e-4
+# one passage longer than the tiny models' window, one of a single token
+LENGTHS = (5, 11, 1, 7)
+
+TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=12)
+RATIOS = st.floats(0, 1)
+
+
+def tokens(n: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist())
+
+
+def a_prompt(lengths=LENGTHS, question: int = 4, seed: int = 0) -> ChunkedPrompt:
+    """A prefix and passages of these lengths, and a question."""
+    kinds = ["prefix", *["passage"] * (len(lengths) - 1)]
+    parts = [(kind, tokens(n, 100 * seed + i)) for i, (kind, n) in enumerate(zip(kinds, lengths, strict=True))]
+    return chain([*parts, ("question", tokens(question, 100 * seed + 99))])
+
+
+@st.composite
+def prompts(draw) -> ChunkedPrompt:
+    """With or without a prefix and separators, 1 to 4 passages, the same passage maybe twice."""
+    passages = draw(st.lists(TOKENS, min_size=1, max_size=4))
+    if draw(st.booleans()):
+        passages.append(passages[0])
+    separator = draw(st.lists(st.integers(2, VOCABULARY - 1), max_size=2))
+    parts = [("prefix", draw(st.one_of(st.just([]), TOKENS)))]
+    for index, passage in enumerate(passages):
+        parts += [("separator", separator if index else []), ("passage", passage)]
+    return chain([*parts, ("question", draw(TOKENS))])
+
+
+def replaced(prompt: ChunkedPrompt, index: int, ids) -> ChunkedPrompt:
+    """The prompt with other token ids in one segment."""
+    return chain((s.kind, ids if i == index else s.ids) for i, s in enumerate(prompt.segments))
+
+
+def filled(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
+    """A store that has the chunks of these requests, each prefilled alone."""
+    store = MemoryStore()
+    for request in requests:
+        Chunks().learn(model, request, store)
+    return store
+
+
+def learned(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
+    """A store that every method has seen these requests with."""
+    store = MemoryStore()
+    for name, request in product(CHUNKED, requests):
+        make_method(name).learn(model, request, store)
+    return store
+
+
+def run(model: Model, name: str, prompt: ChunkedPrompt, ratio: float = 1.0, store=None) -> Prefill:
+    """The method after an earlier request with the same prompt, or on a given store."""
+    method = make_method(name, ratio)
+    if store is None:
+        store = MemoryStore()
+        method.learn(model, prompt, store)
+    return method.prefill(model, prompt, store)
+
+
+@torch.inference_mode()
+def transformers_logits(model: Model, ids) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of the model called without any cache."""
+    return model.lm(input_ids=model.tensor(ids), use_cache=False).logits[0]
+
+
+@torch.inference_mode()
+def transformers_cache(model: Model, ids) -> DynamicCache:
+    """The KV of all tokens in all layers, those outside a sliding window too."""
+    cache = DynamicCache()
+    model.lm(input_ids=model.tensor(ids), cache=cache, use_cache=True)
+    return cache
+
+
+def kv(cache: DynamicCache, rows: slice = slice(None), layers: slice = slice(None)) -> list[torch.Tensor]:
+    return [t[0, :, rows] for layer in cache.layers[layers] for t in (layer.keys, layer.values)]
+
+
+def reuse_alone(name: str) -> Method:
+    """What the method stores and finds, with nothing of it recomputed."""
+    return Method("reuse", make_method(name).source, Selector(ratio=0))
+
+
+def exact_tokens(name: str, prompt: ChunkedPrompt) -> int:
+    """How many first tokens of a prompt with a prefix are stored just as full prefill makes them."""
+    chunks = prompt.chunks[:2] if make_method(name).source.behind_prefix else prompt.chunks[:1]
+    return chunks[-1].stop
+
+
+def all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def assert_identical(a: Prefill, b: Prefill) -> None:
+    assert torch.equal(a.logits, b.logits)
+    assert all_equal(kv(a.cache), kv(b.cache))
+
+
+def assert_full(model: Model, prompt: ChunkedPrompt, result: Prefill) -> None:
+    """Logits and all KV are those of transformers' own full prefill."""
+    assert_close([result.logits], [transformers_logits(model, prompt.ids)[-1]])
+    assert_close(kv(result.cache), kv(transformers_cache(model, prompt.ids)))
+
+
+def stored_tensors(store: MemoryStore) -> list[torch.Tensor]:
+    return [t for _, chunk in sorted(store._chunks.items()) for t in (*chunk.keys, *chunk.values)]
+
+
+def digest(store: MemoryStore) -> str:
+    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in stored_tensors(store))).hexdigest()
+
+
+@torch.inference_mode()
+def decode(model: Model, cache: DynamicCache, ids, step: int = 1) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of `ids` fed `step` at a time; checks the cache's length after each forward."""
+    logits, begun = [], cache.get_seq_length()
+    for at in range(0, len(ids), step):
+        part = ids[at : at + step]
+        logits.append(model.lm(input_ids=model.tensor(part), cache=cache, use_cache=True).logits[0])
+        assert cache.get_seq_length() == begun + at + len(part)
+        assert {layer.keys.shape[2] for layer in cache.layers} == {begun + at + len(part)}
+    return torch.cat(logits)
+
+
+# --- ratio 1, ratio 0 and full prefill
+
+
+@pytest.mark.parametrize("name", BLENDING)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ratio_1_is_full_prefill(tiny, family, name):
+    prompt = a_prompt()
+    result = run(tiny(family), name, prompt)
+    assert_full(tiny(family), prompt, result)
+    assert result.report.reused == sum(LENGTHS)
+    # a true prefix needs no recomputation even now
+    assert result.report.selected == list(range(exact_tokens(name, prompt), sum(LENGTHS)))
+
+
+@given(prompts(), st.sampled_from(FAMILIES), st.sampled_from(BLENDING))
+@settings(deadline=None, max_examples=60)
+def test_ratio_1_is_full_prefill_for_any_prompt(tiny, prompt, family, name):
+    assert_full(tiny(family), prompt, run(tiny(family), name, prompt))
+
+
+@pytest.mark.parametrize("name", BLENDING)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ratio_0_is_full_reuse_bit_for_bit(tiny, family, name):
+    model, prompt = tiny(family), a_prompt()
+    store = learned(model, prompt)
+    result = run(model, name, prompt, 0.0, store)
+    assert_identical(result, reuse_alone(name).prefill(model, prompt, store))
+    if make_method(name).source == Chunks():
+        assert_identical(result, run(model, "full-reuse", prompt, store=store))
+    assert result.report.rows == [4] * 4
+    assert not torch.allclose(result.logits, transformers_logits(model, prompt.ids)[-1], atol=TOLERANCE)
+
+
+@given(prompts(), st.sampled_from(FAMILIES), st.sampled_from(BLENDING))
+@settings(deadline=None, max_examples=40)
+def test_ratio_0_is_full_reuse_for_any_prompt(tiny, prompt, family, name):
+    model, store = tiny(family), learned(tiny(family), prompt)
+    assert_identical(run(model, name, prompt, 0.0, store), reuse_alone(name).prefill(model, prompt, store))
+
+
+@given(prompts(), st.sampled_from(FAMILIES), st.sampled_from(EXACT))
+@settings(deadline=None, max_examples=40)
+def test_exact_methods_are_full_prefill(tiny, prompt, family, name):
+    assert_full(tiny(family), prompt, run(tiny(family), name, prompt))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("family", SLIDING)
+def test_beyond_the_sliding_window(tiny, family, name):
+    """A passage several windows long: its stored KV was made under the window, and so must the fused one be."""
+    model, prompt = tiny(family), a_prompt((3, 5 * WINDOW, 2 * WINDOW), question=WINDOW + 3)
+    result = run(model, name, prompt)
+    if name in REUSING:
+        assert not torch.allclose(kv(result.cache)[-1], kv(transformers_cache(model, prompt.ids))[-1], atol=TOLERANCE)
+    else:
+        assert_full(model, prompt, result)
+
+
+# --- a true prefix
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_true_prefix_is_exact_prefix_caching(tiny, family, name):
+    model, prompt = tiny(family), chain([("passage", tokens(12, 1)), ("question", tokens(4, 2))])
+    result, reference = run(model, name, prompt, 0.3), run(model, "prefix", prompt)
+    assert_close([result.logits], [reference.logits])
+    assert_close(kv(result.cache), kv(reference.cache))
+    assert_full(model, prompt, result)
+    if name != "full":
+        assert result.report.rows == reference.report.rows == [4] * 4
+        assert result.report.reused == 12
+        assert result.report.selected == []
+
+
+@given(prompts(), prompts(), st.sampled_from(FAMILIES))
+@settings(deadline=None, max_examples=25)
+def test_prefix_caching_reuses_exactly_the_common_segments(tiny, earlier, prompt, family):
+    model, method, store = tiny(family), make_method("prefix"), MemoryStore()
+    prompt = chain([(s.kind, s.ids) for s in earlier.segments[:2]] + [(s.kind, s.ids) for s in prompt.segments])
+    method.learn(model, earlier, store)
+    result = method.prefill(model, prompt, store)
+    common = 0
+    for a, b in zip(earlier.segments[:-1], prompt.segments[:-1], strict=False):
+        if a.ids != b.ids:
+            break
+        common += len(a.ids)
+    assert result.report.reused == common
+    assert_full(model, prompt, result)
+
+
+def test_prefix_caching_reuses_nothing_behind_a_swap(tiny):
+    model, prompt, store = tiny("llama"), a_prompt(), MemoryStore()
+    method = make_method("prefix")
+    method.learn(model, prompt, store)
+    assert method.prefill(model, prompt.reordered([0, 2, 1]), store).report.reused == LENGTHS[0] + LENGTHS[1]
+    assert method.prefill(model, prompt.reordered([1, 0, 2]), store).report.reused == LENGTHS[0]
+    assert method.prefill(model, replaced(prompt, 0, tokens(5, 77)), store).report.reused == 0
+
+
+def test_blending_behind_a_longer_exact_prefix(tiny):
+    """Positions of the picked rows are those of the prompt, not of what follows the prefix."""
+    model, prompt = tiny("llama"), a_prompt()
+    head = prompt.ids[: LENGTHS[0] + LENGTHS[1]]
+    rest = [Piece(prefill_chunk(model, s.ids), s.start) for s in prompt.segments[2:4]]
+    pieces = [Piece(prefill_chunk(model, head), 0), *rest]
+    result = fuse(StoredKV(model, prompt.ids, pieces), HKVD(1.0))
+    assert_full(model, prompt, result)
+    assert result.report.rows == [LENGTHS[2] + LENGTHS[3] + 4] * 4
+    half = fuse(StoredKV(model, prompt.ids, pieces), HKVD(0.5))
+    assert len(half.report.selected) == 4
+    assert min(half.report.selected) >= len(head)
+    assert_close(kv(half.cache, slice(len(head))), kv(transformers_cache(model, prompt.ids), slice(len(head))))
+
+
+# --- what lies between: a dense reference
+
+
+class _DenseCache(DynamicCache):
+    """All rows run in every layer, but a row whose KV is not recomputed there attends and is attended to as stored."""
+
+    def __init__(self, stored: StoredKV, recomputed: list[torch.Tensor]):
+        super().__init__()
+        self.stored, self.recomputed = stored, recomputed
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        mask = self.recomputed[layer_idx][:, None]
+        base = self.stored.layer(layer_idx)
+        keys, values = torch.where(mask, key_states, base[0]), torch.where(mask, value_states, base[1])
+        return super().update(keys, values, layer_idx, *args, **kwargs)
+
+
+@torch.inference_mode()
+def dense_reference(stored: StoredKV, selector: Selector, selected: list[int]) -> tuple[torch.Tensor, DynamicCache]:
+    """What fused prefill with a fixed choice must give, by a plain full-length forward of the model."""
+    model, rows = stored.model, torch.arange(len(stored.ids))
+    early = ~stored.exact if selector.ratio else ~stored.stored
+    late = ~stored.stored | torch.isin(rows, torch.tensor(selected, dtype=torch.long))
+    last = selector.check_layer if selector.write_back else selector.check_layer - 1
+    cache = _DenseCache(stored, [early if i <= last else late for i in range(len(model.layers))])
+    logits = model.lm(input_ids=model.tensor(stored.ids), cache=cache, use_cache=True).logits[0, -1]
+    return logits, cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(
+    prompt=prompts(),
+    hits=st.lists(st.booleans(), min_size=6, max_size=6),
+    name=st.sampled_from(sorted(SELECTORS)),
+    ratio=RATIOS,
+    check_layer=st.integers(0, 3),
+    write_back=st.booleans(),
+    move=st.booleans(),
+)
+@settings(deadline=None, max_examples=25)
+def test_fusion_equals_the_dense_reference(tiny, family, prompt, hits, name, ratio, check_layer, write_back, move):
+    model = tiny(family)
+    pieces = [
+        Piece(prefill_chunk(model, s.ids), s.start) for s, hit in zip(prompt.chunks, hits, strict=False) if hit
+    ] or [Piece(prefill_chunk(model, prompt.chunks[0].ids), prompt.chunks[0].start)]
+    selector = SELECTORS[name](ratio, check_layer=check_layer, write_back=write_back)
+    result = fuse(StoredKV(model, prompt.ids, pieces, move), selector, transformers_cache(model, prompt.ids))
+    logits, cache = dense_reference(StoredKV(model, prompt.ids, pieces, move), selector, result.report.selected)
+    assert_close([result.logits], [logits])
+    assert_close(kv(result.cache), kv(cache))
+
+
+@pytest.mark.parametrize("write_back", [True, False])
+def test_what_the_check_layer_writes_back(tiny, write_back):
+    model, prompt = tiny("llama"), a_prompt()
+    stored = StoredKV(model, prompt.ids, Chunks().find(model, prompt, filled(model, prompt)))
+    result = fuse(stored, HKVD(0.3, write_back=write_back))
+    passed_over = sorted(set(range(LENGTHS[0], sum(LENGTHS))) - set(result.report.selected))
+    at_check, base = result.cache.layers[1], stored.layer(1)
+    full = transformers_cache(model, prompt.ids).layers[1]
+    if write_back:
+        assert_close([at_check.keys[:, :, passed_over]], [full.keys[:, :, passed_over]])
+    else:
+        assert torch.equal(at_check.keys[:, :, passed_over], base[0][:, :, passed_over])
+        assert torch.equal(at_check.values[:, :, passed_over], base[1][:, :, passed_over])
+
+
+# --- hits and misses
+
+
+@torch.inference_mode()
+def segment_by_segment(model: Model, prompt: ChunkedPrompt, stored: StoredKV) -> tuple[torch.Tensor, DynamicCache]:
+    """Full reuse as one would write it by hand: append what is stored, and run the model on what is not."""
+    cache, covered = DynamicCache(), {p.target for p in stored.pieces}
+    for segment in prompt.segments:
+        if segment.start in covered:
+            for index in range(len(model.layers)):
+                cache.update(*(t[:, :, segment.start : segment.stop] for t in stored.layer(index)), index)
+        else:
+            logits = model.lm(input_ids=model.tensor(segment.ids), cache=cache, use_cache=True).logits[0, -1]
+    return logits, cache
+
+
+@pytest.mark.parametrize("hits", list(product([True, False], repeat=3)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_pattern_of_hits(tiny, family, hits):
+    model, prompt = tiny(family), a_prompt((6, 3, 9))
+    chunks = [s for s, hit in zip(prompt.chunks, hits, strict=True) if hit]
+    store = filled(model, *(chain([("passage", s.ids), ("question", (2,))]) for s in chunks))
+    found = sum(len(s.ids) for s in chunks)
+
+    reuse = run(model, "full-reuse", prompt, store=store)
+    assert reuse.report.reused == found
+    assert reuse.report.rows == [len(prompt) - found] * 4
+    pieces = [Piece(prefill_chunk(model, s.ids), s.start) for s in chunks]
+    logits, cache = segment_by_segment(model, prompt, StoredKV(model, prompt.ids, pieces))
+    assert_close([reuse.logits], [logits])
+    assert_close(kv(reuse.cache), kv(cache))
+
+    for name in ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache", "first-k"):
+        result = run(model, name, prompt, 1.0, store)
+        assert result.report.reused == found
+        assert_full(model, prompt, result)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_nothing_stored(tiny, name, ratio):
+    model, prompt = tiny("qwen2"), a_prompt()
+    result = run(model, name, prompt, ratio, MemoryStore())
+    assert_full(model, prompt, result)
+    assert result.report.reused == 0
+    assert result.report.selected == []
+    assert result.report.rows == [len(prompt)] * 4
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_every_order_finds_every_chunk(tiny, order):
+    model, prompt = tiny("llama"), a_prompt()
+    store = filled(model, prompt)
+    again = prompt.reordered(list(order))
+    result = run(model, "cacheblend-author", again, 1.0, store)
+    assert result.report.reused == sum(LENGTHS)
+    assert len(store) == len(LENGTHS)
+    assert_full(model, again, result)
+
+
+# --- the store is left alone
+
+
+def test_a_stored_chunk_is_its_isolated_prefill(tiny):
+    """Nothing of the request that stored it is in it, and it does not depend on its place."""
+    model, prompt = tiny("llama"), a_prompt()
+    for request in (prompt, prompt.reordered([2, 1, 0])):
+        for piece in Chunks().find(model, request, filled(model, request)):
+            alone = prefill_chunk(model, piece.chunk.ids)
+            assert (piece.chunk.start, piece.chunk.context) == (0, ())
+            assert all_equal([*piece.chunk.keys, *piece.chunk.values], [*alone.keys, *alone.values])
+            assert request.ids[piece.target : piece.stop] == piece.chunk.ids
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_requests_repeat_and_leave_the_store_as_it_was(tiny, name):
+    """The same request three times, and A, B, A, with generation in between."""
+    model, a = tiny("mistral"), a_prompt()
+    b = a.reordered([2, 0, 1])
+    store = learned(model, a, b)
+    before = digest(store)
+    first = [run(model, name, a, 0.4, store) for _ in range(3)]
+    for repeat in first[1:]:
+        assert_identical(repeat, first[0])
+        assert repeat.report.selected == first[0].report.selected
+    kept = [t.clone() for t in kv(first[0].cache)]
+    decode(model, first[1].cache, tokens(3, 7))
+    other = run(model, name, b, 0.4, store)
+    decode(model, other.cache, tokens(3, 8))
+    assert_identical(run(model, name, a, 0.4, store), first[0])
+    assert all_equal(kv(first[0].cache), kept)
+    assert digest(store) == before
+
+
+@pytest.mark.parametrize("name", ["prefix-same-order", *CHUNKED])
+def test_results_share_no_memory_with_the_store(tiny, name):
+    """Also where there is one chunk only, which is the whole stored part."""
+    model = tiny("llama")
+    for prompt in (a_prompt(), chain([("passage", tokens(9, 1)), ("question", tokens(2, 2))])):
+        method, store = make_method(name, 0.4), MemoryStore()
+        method.learn(model, prompt, store)
+        before = digest(store)
+        result = method.prefill(model, prompt, store)
+        owned = {t.untyped_storage().data_ptr() for t in stored_tensors(store)}
+        assert owned.isdisjoint(t.untyped_storage().data_ptr() for t in kv(result.cache))
+        with torch.inference_mode():
+            for tensor in kv(result.cache):
+                tensor.zero_()
+        assert digest(store) == before
+
+
+def test_a_directory_gives_the_same_bits_as_memory(tiny, tmp_path):
+    model, prompt = tiny("llama"), a_prompt()
+    on_disk = DirectoryStore(tmp_path / "kv")
+    Chunks().learn(model, prompt, on_disk)
+    for store in (on_disk, DirectoryStore(tmp_path / "kv")):
+        again = run(model, "cacheblend-paper", prompt, 0.4, store)
+        assert_identical(again, run(model, "cacheblend-paper", prompt, 0.4, filled(model, prompt)))
+
+
+# --- who sees whom
+
+
+@pytest.mark.parametrize("name", ["first-k", "uniform"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_rows_see_nothing_later(tiny, family, name):
+    """Whatever changes at a token, the KV of all rows before it stays, bit for bit."""
+    model, prompt = tiny(family), a_prompt()
+    question, last = len(prompt.segments) - 1, len(prompt.segments) - 2
+    for index, at in ((question, 0), (question, 2), (last, 6), (last, 3)):
+        ids = list(prompt.segments[index].ids)
+        ids[at:] = [2 + (i + 1) % (VOCABULARY - 2) for i in ids[at:]]
+        changed = replaced(prompt, index, ids)
+        row = prompt.segments[index].start + at
+        before, after = run(model, name, prompt, 0.5), run(model, name, changed, 0.5)
+        assert before.report.selected == after.report.selected
+        assert before.report.selected
+        assert all_equal(kv(before.cache, slice(row)), kv(after.cache, slice(row)))
+        assert not all_equal(kv(before.cache, slice(row, row + 1)), kv(after.cache, slice(row, row + 1)))
+
+
+@pytest.mark.parametrize("name", ["first-k", "uniform"])
+def test_recomputed_rows_see_everything_earlier(tiny, name):
+    """A change in the first passage reaches the picked rows of the last one and no others."""
+    model, prompt = tiny("llama"), a_prompt()
+    changed = replaced(prompt, 1, tokens(LENGTHS[1], 55))
+    before, after = run(model, name, prompt, 0.5), run(model, name, changed, 0.5)
+    picked = before.report.selected
+    last = prompt.segments[3]
+    for row in range(last.start, last.stop):
+        same = all_equal(
+            kv(before.cache, slice(row, row + 1), slice(2, None)), kv(after.cache, slice(row, row + 1), slice(2, None))
+        )
+        assert same == (row not in picked)
+
+
+@pytest.mark.parametrize("name", REUSING)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reuse_has_no_attention_across_chunks(tiny, family, name):
+    """Other tokens in one passage leave the KV of the next as it is, and reach the question."""
+    model, prompt = tiny(family), a_prompt((5, 9, 7))
+    for index in (1,) if make_method(name).source.behind_prefix else (0, 1):
+        changed = replaced(prompt, index, tokens(len(prompt.segments[index].ids), 55))
+        before, after = run(model, name, prompt), run(model, name, changed)
+        behind = slice(prompt.segments[index].stop, prompt.segments[-1].start)
+        assert all_equal(kv(before.cache, behind), kv(after.cache, behind))
+        if family not in SLIDING:  # there the question may be out of reach
+            assert not torch.equal(before.logits, after.logits)
+        full = [run(model, "first-k", p, 1.0).cache for p in (prompt, changed)]
+        assert all_equal(kv(full[0], behind, slice(1)), kv(full[1], behind, slice(1))), "layer 0 sees no other token"
+        assert not all_equal(kv(full[0], behind), kv(full[1], behind))
+
+
+def test_chunks_behind_the_prefix_see_it_and_nothing_else(tiny):
+    model, prompt, source = tiny("llama"), a_prompt((5, 9, 7)), Chunks(behind_prefix=True)
+    store = MemoryStore()
+    source.learn(model, prompt, store)
+    for piece, segment in zip(source.find(model, prompt, store), prompt.chunks, strict=True):
+        alone = prefill_chunk(model, segment.ids, prompt.prefix_ids if segment.kind == "passage" else ())
+        assert all_equal([*piece.chunk.keys, *piece.chunk.values], [*alone.keys, *alone.values])
+    assert [p.target for p in source.find(model, prompt.reordered([1, 0]), store)] == [0, 5, 12]
+    assert source.find(model, replaced(prompt, 0, tokens(5, 55)), store) == []
+    assert Chunks().find(model, prompt, store) == source.find(model, prompt, store)[:1]
+
+
+def test_naive_keeps_positions_and_full_reuse_repairs_them(tiny):
+    model, prompt = tiny("llama"), a_prompt()
+    naive, repaired = run(model, "naive", prompt), run(model, "full-reuse", prompt)
+    full = transformers_cache(model, prompt.ids)
+    for segment in prompt.chunks:
+        span, alone = slice(segment.start, segment.stop), prefill_chunk(model, segment.ids)
+        assert all_equal(
+            kv(naive.cache, span), [t for pair in zip(alone.keys, alone.values, strict=True) for t in pair]
+        )
+        assert_close(kv(repaired.cache, span, slice(1)), kv(full, span, slice(1)))
+
+
+# --- going on from the cache
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_goes_on_as_after_full_prefill(tiny, family, name):
+    """Where the cache is full prefill's: at ratio 1, and for the others behind a true prefix."""
+    model, answer = tiny(family), tokens(4, 9)
+    prompt = a_prompt() if name in (*BLENDING, *EXACT) else chain([("passage", tokens(20, 1)), ("question", (7, 8))])
+    result = run(model, name, prompt)
+    assert type(result.cache) is DynamicCache
+    assert result.cache.get_seq_length() == len(prompt)
+    logits = decode(model, result.cache, answer)
+    assert_close([logits], [transformers_logits(model, (*prompt.ids, *answer))[len(prompt) :]])
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_token_by_token_and_at_once_agree(tiny, family, name):
+    """For every method's own cache, whatever it holds."""
+    model, prompt, answer = tiny(family), a_prompt(), tokens(5, 9)
+    store = learned(model, prompt)
+    one_by_one = decode(model, run(model, name, prompt, 0.3, store).cache, answer)
+    assert_close([one_by_one], [decode(model, run(model, name, prompt, 0.3, store).cache, answer, step=5)])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@given(prompt=prompts(), ratio=RATIOS, family=st.sampled_from(FAMILIES))
+@settings(deadline=None, max_examples=8)
+def test_cache_length_is_what_arithmetic_says(tiny, name, prompt, ratio, family):
+    model = tiny(family)
+    result = run(model, name, prompt, ratio)
+    assert result.cache.get_seq_length() == len(prompt)
+    assert [layer.keys.shape[2] for layer in result.cache.layers] == [len(prompt)] * 4
+    assert [layer.values.shape[2] for layer in result.cache.layers] == [len(prompt)] * 4
+    assert result.logits.shape == (VOCABULARY,)
+    decode(model, result.cache, (5, 6, 7))
+    assert result.cache.get_seq_length() == len(prompt) + 3
+
+
+@torch.inference_mode()
+def generated(model: Model, prompt: ChunkedPrompt, result: Prefill, n: int) -> list[int]:
+    ids = model.tensor((*prompt.ids, int(result.logits.argmax())))
+    options = {"max_new_tokens": n - 1, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    return model.lm.generate(ids, cache=result.cache, **options)[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def generated_without_reuse(model: Model, prompt: ChunkedPrompt, n: int) -> list[int]:
+    ids = model.tensor(prompt.ids)
+    options = {"max_new_tokens": n, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    return model.lm.generate(ids, **options)[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", [*BLENDING, *EXACT])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_goes_on_from_the_cache(tiny, family, name):
+    model, prompt = tiny(family), a_prompt()
+    answer = generated(model, prompt, run(model, name, prompt), 6)
+    assert len(answer) == 6
+    assert answer == generated_without_reuse(model, prompt, 6)
+
+
+@pytest.mark.parametrize("name", ["naive", "full-reuse", "cacheblend-paper"])
+def test_generate_goes_on_from_a_blended_cache(tiny, name):
+    """It equals greedy decoding by hand."""
+    model, prompt = tiny("llama"), a_prompt()
+    by_hand, result = [], run(model, name, prompt, 0.3)
+    logits = result.logits
+    for _ in range(6):
+        by_hand.append(int(logits.argmax()))
+        logits = decode(model, result.cache, by_hand[-1:])[-1]
+    assert generated(model, prompt, run(model, name, prompt, 0.3), 6) == by_hand
+
+
+# --- the report
+
+
+@given(prompts(), RATIOS, st.integers(0, 3), st.sampled_from([s for s in sorted(SELECTORS) if s != "oracle"]))
+@settings(deadline=None, max_examples=60)
+def test_rows_of_a_fixed_choice(tiny, prompt, ratio, check_layer, name):
+    model = tiny("llama")
+    method = Method(name, Chunks(), SELECTORS[name](ratio, check_layer=check_layer))
+    report = method.prefill(model, prompt, filled(model, prompt)).report
+    reused = sum(len(s.ids) for s in prompt.chunks)
+    exact = len(prompt.segments[0].ids)
+    fresh, inexact = len(prompt) - reused, reused - exact
+    assert report.reused == reused
+    wanted = min(inexact, max(1, round(ratio * inexact))) if ratio else 0
+    early = fresh + (inexact if ratio else 0)
+    assert report.rows == [early] * check_layer + [fresh + wanted] * (4 - check_layer)
+    assert report.tapped == [early if wanted and layer == check_layer else 0 for layer in range(4)]
+    assert len(report.selected) == wanted
+    assert report.selected == sorted(set(report.selected))
+    chunked = {row for s in prompt.chunks for row in range(s.start, s.stop)}
+    assert set(report.selected) <= chunked - set(range(exact))
+    separate = set(range(len(prompt))) - chunked
+    assert report.attended[3] == sum(row + 1 for row in separate | set(report.selected))
+
+
+@given(st.integers(2, 60), st.floats(0.001, 1), st.floats(0, 1))
+@settings(deadline=None, max_examples=60)
+def test_gradual_filtering_spends_the_budget_on_average(tiny, n, ratio, taper):
+    model = tiny("llama")
+    prompt = chain([("prefix", (3,)), ("passage", tokens(n, n)), ("question", (5, 6))])
+    selector = HKVD(ratio, schedule="gradual", taper=taper)
+    report = Method("gradual", Chunks(), selector).prefill(model, prompt, filled(model, prompt)).report
+    chosen = [rows - 2 for rows in report.rows]
+    assert chosen[0] == n
+    assert chosen[1:] == sorted(chosen[1:], reverse=True)
+    assert abs(sum(chosen[1:]) / 3 - ratio * n) <= 1
+    assert len(report.selected) == chosen[-1]
+
+
+def test_gradual_filtering_narrows(tiny):
+    """Later choices are made among the earlier ones, and really fewer."""
+    model, prompt = tiny("llama"), a_prompt((1, 40, 40))
+    report = run(model, "cacheblend-paper", prompt, 0.3).report
+    fixed = run(model, "cacheblend-author", prompt, 0.3).report
+    assert report.rows[1] > fixed.rows[1] > report.rows[3]
+    assert report.tapped == [0, *report.rows[:3]]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_seconds(tiny, name):
+    seconds = run(tiny("llama"), name, a_prompt(), 0.3).report.seconds
+    assert set(seconds) == {"lookup", "load", "rotate", "fuse", "ttft"}
+    parts = [seconds["lookup"], seconds["load"], seconds["rotate"]]
+    assert min(parts) >= 0
+    assert seconds["ttft"] > sum(parts)
+    assert seconds["ttft"] >= sum(parts) + seconds["fuse"] - 1e-6
+    assert (seconds["load"] > 0) == (name != "full")
+
+
+@pytest.mark.parametrize("name", BLENDING)
+def test_the_smallest_ratio_picks_one_token(tiny, name):
+    assert len(run(tiny("llama"), name, a_prompt(), 1e-9).report.selected) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_of_one_token(tiny, family, name):
+    model, prompt = tiny(family), a_prompt((1, 1, 1, 1), question=1)
+    result = run(model, name, prompt)
+    if name in (*BLENDING, *EXACT):
+        assert_full(model, prompt, result)
+    else:
+        assert result.report.rows == [1] * 4
+
+
+# --- selectors
+
+
+def a_view(tiny, lengths=(3, 5, 2), fresh=None, truth=None) -> View:
+    """All tokens of these chunks as candidates; their stored KV is that of the chunks, moved."""
+    model, prompt = tiny("llama"), a_prompt((1, *lengths))
+    stored = StoredKV(model, prompt.ids, Chunks().find(model, prompt, filled(model, prompt)))
+    candidates = torch.arange(1, 1 + sum(lengths))
+    base = tuple(t[0][:, candidates] for t in stored.layer(1))
+    return View(1, candidates, fresh(*base) if fresh else base, base, stored, truth)
+
+
+@given(st.integers(0, 10))
+@settings(deadline=None, max_examples=11)
+def test_first_k_takes_every_chunks_kth_token_before_any_next(tiny, n):
+    offsets = [*range(3), *range(5), *range(2)]
+    picked = sorted(offsets[i] for i in FirstK().pick(a_view(tiny), n).tolist())
+    assert picked == sorted(offsets)[:n]
+
+
+@given(st.integers(1, 40), st.data())
+@settings(deadline=None, max_examples=40)
+def test_uniform_strides(tiny, m, data):
+    n = data.draw(st.integers(1, m))
+    picked = SELECTORS["uniform"]().pick(a_view(tiny, (m,)), n).tolist()
+    assert len(picked) == n
+    gaps = [b - a for a, b in pairwise(picked)]
+    assert set(gaps) <= {m // n, -(-m // n)} - {0}
+    assert 0 <= picked[0] <= m // n
+    assert picked[-1] < m
+    assert m - 1 - picked[-1] <= m // n
+
+
+def test_random_repeats_and_differs_by_seed_and_prompt(tiny):
+    view, other = a_view(tiny, (30, 30)), a_view(tiny, (31, 29))
+    pick = SELECTORS["random"]().pick(view, 20).tolist()
+    assert len(set(pick)) == 20
+    torch.manual_seed(5)
+    assert SELECTORS["random"]().pick(view, 20).tolist() == pick
+    assert SELECTORS["random"](seed=1).pick(view, 20).tolist() != pick
+    assert SELECTORS["random"]().pick(other, 20).tolist() != pick
+
+
+def deviating(k_at: list[int], v_at: list[int]):
+    """Fresh KV that is the stored one but for these tokens, the later the more."""
+
+    def fresh(keys, values):
+        keys, values = keys.clone(), values.clone()
+        for step, (k, v) in enumerate(zip(k_at, v_at, strict=True)):
+            keys[:, k] += 1 + step
+            values[:, v] += 1 + step
+        return keys, values
+
+    return fresh
+
+
+def test_hkvd_takes_the_tokens_whose_kv_deviates_most(tiny):
+    view = a_view(tiny, fresh=deviating([2, 6, 4], [9, 1, 6]))
+    assert HKVD(deviation="K").pick(view, 2).tolist() == [4, 6]
+    assert HKVD(deviation="V").pick(view, 2).tolist() == [6, 1]
+    assert HKVD(deviation="KV").pick(view, 2).tolist() == [6, 4]  # 2 + 3 against 3
+    assert set(SELECTORS["lowest"](deviation="KV").pick(view, 5).tolist()) == {0, 3, 5, 7, 8}
+
+
+@given(st.integers(1, 40), st.floats(0, 0.5), st.sampled_from(["K", "V", "KV"]))
+@settings(deadline=None, max_examples=30)
+def test_hkvd_and_lowest_are_disjoint_up_to_one_half(tiny, n, ratio, deviation):
+    model, prompt = tiny("llama"), a_prompt((1, n))
+    store = filled(model, prompt)
+    high, low = (
+        Method(name, Chunks(), SELECTORS[name](ratio, deviation=deviation))
+        .prefill(model, prompt, store)
+        .report.selected
+        for name in ("hkvd", "lowest")
+    )
+    assert len(high) == len(low)
+    assert len({*high, *low}) == min(n, len(high) + len(low))
+
+
+def test_oracle_looks_at_the_truth_in_every_layer(tiny):
+    view = a_view(tiny)
+    truth = DynamicCache()
+    for index in range(4):
+        truth.update(*(t.clone() for t in view.kv.layer(index)), index)
+    truth.layers[2].keys[:, :, 1 + 7] += 3
+    truth.layers[3].values[:, :, 1 + 4] += 4
+    view = a_view(tiny, fresh=deviating([0, 1, 2], [0, 1, 2]), truth=truth)
+    assert set(SELECTORS["oracle"]().pick(view, 2).tolist()) == {7, 4}
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0001, 15, float("nan")])
+@pytest.mark.parametrize("name", sorted(SELECTORS))
+def test_a_ratio_outside_0_to_1_is_refused(name, ratio):
+    with pytest.raises(ReplicationError, match=r"ratio .* is outside 0\.\.1"):
+        SELECTORS[name](ratio)
+
+
+@pytest.mark.parametrize("name", BLENDING)
+def test_a_method_refuses_a_ratio_outside_0_to_1(name):
+    with pytest.raises(ReplicationError, match=r"outside 0\.\.1"):
+        make_method(name, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [({"check_layer": -1}, "negative"), ({"deviation": "Q"}, "K, V, KV"), ({"schedule": "sudden"}, "fixed, gradual")],
+)
+def test_settings_that_mean_nothing_are_refused(settings_, message):
+    with pytest.raises(ReplicationError, match=message):
+        HKVD(0.1, **settings_)
+
+
+def test_an_unknown_name_names_the_nearest():
+    with pytest.raises(ReplicationError, match=r"unknown selector 'hkdv'; did you mean hkvd"):
+        SELECTORS["hkdv"]
+    with pytest.raises(ReplicationError, match=r"unknown method 'cacheblend'; did you mean .*cacheblend-paper"):
+        make_method("cacheblend")
+
+
+# --- real weights
+
+
+@pytest.fixture(scope="module")
+def real_prompt(smollm2) -> ChunkedPrompt:
+    passages = (
+        Passage("Velm", "The lighthouse at Velm was lit in 1868 by Orla Finch, who had come from Harwick by sea."),
+        Passage("Clocks", "Tam Brodie founded the clock museum of Lisk. He was born in a town by the river Aune."),
+        Passage("Harwick", "Harwick lies north of Velm."),
+    )
+    return build_prompt(passages, "Who lit the lighthouse at Velm?", smollm2.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def real_store(smollm2, real_prompt) -> MemoryStore:
+    return learned(smollm2, real_prompt)
+
+
+@pytest.mark.parametrize("name", BLENDING)
+def test_real_model_ratio_1(smollm2, real_prompt, real_store, name):
+    assert_full(smollm2, real_prompt, run(smollm2, name, real_prompt, 1.0, real_store))
+
+
+def test_real_model_full_prefill(smollm2, real_prompt):
+    assert_full(smollm2, real_prompt, run(smollm2, "full", real_prompt))
+
+
+@pytest.mark.parametrize("name", BLENDING)
+def test_real_model_ratio_0(smollm2, real_prompt, real_store, name):
+    again = real_prompt.reordered([2, 0, 1])
+    result = run(smollm2, name, again, 0.0, real_store)
+    assert_identical(result, reuse_alone(name).prefill(smollm2, again, real_store))
+
+
+def test_real_model_a_b_a(smollm2, real_prompt, real_store):
+    before = digest(real_store)
+    other = real_prompt.reordered([1, 2, 0])
+    first = run(smollm2, "cacheblend-paper", real_prompt, 0.15, real_store)
+    run(smollm2, "cacheblend-paper", other, 0.15, real_store)
+    assert_identical(run(smollm2, "cacheblend-paper", real_prompt, 0.15, real_store), first)
+    assert digest(real_store) == before
+
+
+@given(st.permutations(range(3)), st.sampled_from(["hkvd", "first-k", "random"]), st.floats(0.05, 0.95))
+@settings(deadline=None, max_examples=4)
+def test_real_model_equals_the_dense_reference(smollm2, real_prompt, real_store, order, name, ratio):
+    prompt = real_prompt.reordered(order)
+    pieces, selector = Chunks().find(smollm2, prompt, real_store), SELECTORS[name](ratio)
+    result = fuse(StoredKV(smollm2, prompt.ids, pieces), selector)
+    logits, cache = dense_reference(StoredKV(smollm2, prompt.ids, pieces), selector, result.report.selected)
+    assert_close([result.logits], [logits])
+    assert_close(kv(result.cache), kv(cache))
+
+
+def test_real_model_generates_as_without_reuse(smollm2, real_prompt, real_store):
+    result = run(smollm2, "cacheblend-paper", real_prompt, 1.0, real_store)
+    answer = generated(smollm2, real_prompt, result, 8)
+    assert answer == generated_without_reuse(smollm2, real_prompt, 8)
+    assert len(set(answer)) > 4

@@ -1,0 +1,194 @@
+"""Moved keys equal keys computed at the new place, and models for which that cannot hold are refused."""
+
+import pytest
+import torch
+from conftest import FAMILIES, VOCABULARY, tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from replication.chunk import ChunkKV, prefill_chunk
+from replication.errors import ReplicationError
+from replication.model import Model, wrap
+from replication.stored import Piece, StoredKV
+
+FAR = 480  # close to the end of the tiny models' context of 512
+PLACES = st.integers(0, FAR)
+TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=6).map(tuple)
+SCALED_ROPES = {
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},  # scales cos and sin too
+    "llama3": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
+
+
+@torch.inference_mode()
+def kv_at(model: Model, ids: tuple[int, ...], start: int) -> ChunkKV:
+    """KV of `ids` alone at positions start.. by transformers. Rotary attention sees distances only, so that in every
+    layer the keys of another start differ by a rotation and the values not at all."""
+    cache = DynamicCache()
+    positions = torch.arange(start, start + len(ids))[None]
+    model.lm(input_ids=model.tensor(ids), position_ids=positions, cache=cache, use_cache=True)
+    return ChunkKV(ids, start, [x.keys[0] for x in cache.layers], [x.values[0] for x in cache.layers])
+
+
+def moved(model: Model, chunk: ChunkKV, target: int) -> list[torch.Tensor]:
+    """The keys of every layer after the move, by the rotation alone."""
+    angles = model.rotation.angles(torch.full((len(chunk.ids),), target - chunk.start))
+    keys = [k.clone() for k in chunk.keys]
+    for index, k in enumerate(keys):
+        model.rotation.move(index, k, angles)
+    return keys
+
+
+def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float = 1e-4) -> None:
+    for index, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        error = float((a.float() - b.float()).abs().max() / b.float().abs().max())
+        assert error <= tolerance, f"layer {index}: relative error {error}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(ids=TOKENS, start=PLACES, target=PLACES)
+@settings(deadline=None, max_examples=15)
+def test_moved_keys_equal_keys_computed_at_the_target(tiny, family, ids, start, target):
+    model = tiny(family)
+    assert_close(moved(model, kv_at(model, ids, start), target), kv_at(model, ids, target).keys)
+
+
+@pytest.mark.parametrize(("start", "target"), [(0, 37), (37, 0), (5, FAR), (FAR, 5), (9, 10)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_move_is_not_the_identity(tiny, family, start, target):
+    """Without it the test above could pass on a model that ignores positions."""
+    model = tiny(family)
+    there = kv_at(model, (3, 4, 5), target).keys
+    differ = [
+        not torch.allclose(a, b, atol=1e-2) for a, b in zip(kv_at(model, (3, 4, 5), start).keys, there, strict=True)
+    ]
+    assert differ == ([True, False, True, False] if family == "smollm3" else [True] * 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(
+    ids=TOKENS,
+    before=st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=20).map(tuple),
+    ahead=st.lists(st.integers(2, VOCABULARY - 1), max_size=40).map(tuple),
+)
+@settings(deadline=None, max_examples=15)
+def test_layer_0_keys_of_a_chunk_stored_behind_context(tiny, family, ids, before, ahead):
+    """Prefilled behind one context and moved behind another, forward or backward."""
+    model = tiny(family)
+    stored = StoredKV(model, (*ahead, *ids), [Piece(prefill_chunk(model, ids, before), len(ahead))])
+    keys, values = stored.layer(0)
+    there = prefill_chunk(model, ids, ahead)
+    assert_close([keys[0, :, len(ahead) :]], there.keys[:1])
+    assert_close([values[0, :, len(ahead) :]], there.values[:1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_chunks_move_at_once(tiny, family):
+    """Forward, backward and not at all in one prompt, with a gap that nothing covers."""
+    model = tiny(family)
+    layout = [((5, 6, 7), 0, 0), ((8, 9), 0, 3), ((10, 11, 12, 13), 90, 8), ((14,), 2, 12), ((15, 16), 13, 13)]
+    ids = (5, 6, 7, 8, 9, 2, 2, 2, 10, 11, 12, 13, 14, 15, 16)
+    pieces = [Piece(kv_at(model, chunk, start), target) for chunk, start, target in layout]
+    repaired, as_stored = StoredKV(model, ids, pieces), StoredKV(model, ids, pieces, move=False)
+    for index in range(len(model.layers)):
+        keys, values = repaired.layer(index)
+        plain_keys, plain_values = as_stored.layer(index)
+        for piece in pieces:
+            span = slice(piece.target, piece.stop)
+            there = kv_at(model, piece.chunk.ids, piece.target)
+            assert_close([keys[0, :, span], values[0, :, span]], [there.keys[index], there.values[index]])
+            if piece.chunk.start == piece.target:
+                assert torch.equal(keys[0, :, span], piece.chunk.keys[index])
+            assert torch.equal(plain_keys[0, :, span], piece.chunk.keys[index])
+            assert torch.equal(plain_values[0, :, span], piece.chunk.values[index])
+
+
+def test_stored_marks_what_full_prefill_would_compute(tiny):
+    """Exact means: the same position, and the very tokens before it."""
+    model = tiny("llama")
+    ids = (5, 6, 7, 8, 9, 10, 11, 12)
+    first, behind_it, alone = prefill_chunk(model, (5, 6)), prefill_chunk(model, (7,), (5, 6)), kv_at(model, (9,), 0)
+    behind_another = prefill_chunk(model, (10, 11), (6, 5, 7, 8, 9))
+    pieces = [Piece(first, 0), Piece(behind_it, 2), Piece(alone, 4), Piece(behind_another, 5)]
+    stored = StoredKV(model, ids, pieces)
+    assert stored.stored.tolist() == [True, True, True, False, True, True, True, False]
+    assert stored.exact.tolist() == [True, True, True, False, False, False, False, False]
+
+
+@pytest.mark.parametrize("kind", SCALED_ROPES)
+@given(start=PLACES, target=PLACES)
+@settings(deadline=None, max_examples=10)
+def test_scaled_ropes_that_do_not_depend_on_the_prompt(kind, start, target):
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, **SCALED_ROPES[kind]}
+    model = wrap("scaled", tiny_lm("llama", rope_parameters=rope))
+    assert_close(moved(model, kv_at(model, (3, 4, 5), start), target), kv_at(model, (3, 4, 5), target).keys)
+
+
+def test_coarse_dtype_moves_within_its_rounding():
+    model = wrap("bf16", tiny_lm("llama").to(torch.bfloat16))
+    keys = moved(model, kv_at(model, (3, 4, 5), 7), 400)
+    assert {k.dtype for k in keys} == {torch.bfloat16}
+    assert_close(keys[:1], kv_at(model, (3, 4, 5), 400).keys[:1], tolerance=2**-7)
+
+
+@pytest.mark.parametrize(("start", "target"), [(0, 1), (0, 5_000), (5_000, 0), (300, 77), (4_000, 8_150)])
+def test_real_model(smollm2, start, target):
+    ids = tuple(range(1000, 1010))
+    assert_close(moved(smollm2, kv_at(smollm2, ids, start), target), kv_at(smollm2, ids, target).keys, tolerance=1e-3)
+
+
+def test_real_model_at_layer_0(smollm2):
+    ids, before, ahead = (1000, 1001, 1002), tuple(range(200, 231)), tuple(range(500, 570))
+    chunk = prefill_chunk(smollm2, ids, before)
+    assert_close(moved(smollm2, chunk, len(ahead))[:1], prefill_chunk(smollm2, ids, ahead).keys[:1])
+
+
+REFUSED = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2},
+    "opt": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 32,
+        "word_embed_proj_dim": 32,
+        "vocab_size": 97,
+    },
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_absolute_positions_are_refused_with_the_reason(family):
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **REFUSED[family]))
+    with pytest.raises(ReplicationError, match=rf"{type(lm).__name__} is refused.*absolute.*cannot be moved"):
+        wrap(family, lm)
+
+
+def test_frequencies_that_depend_on_the_prompt_are_refused_with_the_reason():
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 128,
+    }
+    lm = tiny_lm("phi3", partial_rotary_factor=1.0, rope_parameters=rope, original_max_position_embeddings=128)
+    with pytest.raises(ReplicationError, match=r"Phi3ForCausalLM is refused.*frequencies that depend on the prompt"):
+        wrap("longrope", lm)
+
+
+def test_a_refused_model_still_works_afterwards():
+    """The proof stands in for layers; it must give them back."""
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **REFUSED["gpt2"])).eval()
+    ids = torch.arange(5, 10)[None]
+    with torch.inference_mode():
+        before = lm(ids).logits
+        with pytest.raises(ReplicationError):
+            wrap("gpt2", lm)
+        assert torch.equal(lm(ids).logits, before)
