@@ -32,7 +32,7 @@ class Config(RagConfig):
     """sink_tokens: how many first tokens of a passage count as its sink. attention: examples whose attention is
     averaged."""
 
-    n: int = 24
+    n: int = 16
     sink_tokens: int = 1
     attention: int = 8
 

@@ -1,5 +1,6 @@
 """Quality against time to first token, for every method and recompute ratio (S-21, S-22, A-09, A-10; paper fig. 12)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ ANSWERS = ("f1", "em", "rank")
 HKVD = ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache")
 RIVALS = ("full", "naive", "full-reuse", "shared-prefix", "first-k", "random", "uniform", "lowest", "oracle")
 NO_CONTEXT, BASELINE = "no-context", "transformers"
+GATE = [("full", 0.0), (NO_CONTEXT, 0.0)]
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class Config(RagConfig):
     timed: how many of the prompts are timed, each in `rounds` interleaved rounds after one warm-up round.
     """
 
+    n: int = 24
     curves: tuple[str, ...] = ("cacheblend-paper", "first-k", "random")
-    ratios: tuple[float, ...] = (0.01, 0.05, 0.1, 0.15, 0.3, 0.5, 1.0)
+    ratios: tuple[float, ...] = (0.01, 0.05, 0.15, 0.3, 0.5, 1.0)
     points: tuple[str, ...] = (
         "cacheblend-author",
         "cacheblend-lmcache",
@@ -41,7 +44,7 @@ class Config(RagConfig):
         "lowest",
         "oracle",
     )
-    point_ratios: tuple[float, ...] = (0.05, 0.15, 0.3)
+    point_ratios: tuple[float, ...] = (0.05, 0.15)
     answer_ratio: float = 0.15
     timed: int = 5
     rounds: int = 3
@@ -63,35 +66,36 @@ def run(config: Config, folder: RunFolder) -> None:
 
 
 def _quality(config: Config, folder: RunFolder, inputs: Inputs) -> None:
-    done = folder.done(("kind", "example", "cell"))
-    for index in tqdm(range(len(inputs.examples)), desc="quality", unit="example"):
-        example, prompt = inputs.examples[index], inputs.prompts[index]
-        todo = [c for c in config.cells() if ("quality", example.id, cell(*c)) not in done]
-        if todo or ("quality", example.id, NO_CONTEXT) not in done:
-            for record in _quality_of(config, inputs.model, example, prompt, todo):
-                folder.append({"kind": "quality", "example": example.id, **record})
+    """The two cells of the gate on every example, then all others; answers are only generated behind an open gate."""
+    for title, cells in (("gate", GATE), ("quality", [c for c in config.cells() if c not in GATE])):
+        done = folder.done(("kind", "example", "cell"))
+        answers = title == "gate" or _gate(by_cell(folder.records, "quality"))["passed"]
+        for index in tqdm(range(len(inputs.examples)), desc=title, unit="example"):
+            example = inputs.examples[index].id
+            todo = [c for c in cells if ("quality", example, cell(*c)) not in done]
+            for record in _quality_of(config, inputs, index, todo, answers) if todo else ():
+                folder.append({"kind": "quality", "example": example, **record})
 
 
-def _quality_of(config: Config, model, example, prompt, cells):
+def _quality_of(config: Config, inputs: Inputs, index: int, cells, answers: bool) -> Iterator[dict]:
+    model, example, prompt = inputs.model, inputs.examples[index], inputs.prompts[index]
     gold = answer_ids(example.answers[0], model.tokenizer, config.style)
     request = Request(model, prompt)
     reference = answer_logprobs(model, request.prefill("full"), gold)
-
-    def scores(prompt, prefill, answers: bool) -> dict:
-        found = fidelity(reference, answer_logprobs(model, prefill, gold), gold)
-        return found | (answer_quality(model, prompt, prefill, example, config.style) if answers else {})
-
+    bare = without_passages(example.question, model.tokenizer, config.style)
     for name, ratio in cells:
-        prefill = request.prefill(name, ratio)
-        yield {
+        asked, source = (bare, Request(model, bare)) if name == NO_CONTEXT else (prompt, request)
+        prefill = source.prefill("full" if name == NO_CONTEXT else name, ratio)
+        record = {
             "cell": cell(name, ratio),
-            "tokens": len(prompt),
+            "tokens": len(asked),
             "reused": prefill.report.reused,
             "rows": prefill.report.rows,
-            **scores(prompt, prefill, ratio in (0, config.answer_ratio)),
+            **fidelity(reference, answer_logprobs(model, prefill, gold), gold),
         }
-    bare = without_passages(example.question, model.tokenizer, config.style)
-    yield {"cell": NO_CONTEXT, **scores(bare, Request(model, bare).prefill("full"), True)}
+        if answers and ratio in (0, config.answer_ratio):
+            record |= answer_quality(model, asked, prefill, example, config.style)
+        yield record
 
 
 def _timing(config: Config, folder: RunFolder, inputs: Inputs) -> None:
@@ -135,9 +139,8 @@ def summarise(records: list[dict], config: Config) -> dict:
         cells.setdefault(name, {}).update(speeds)
     gate = _gate(quality)
     if not gate["passed"]:
-        for metrics in cells.values():
-            for name in ANSWERS:
-                metrics.pop(name, None)
+        for name in (cell(*c) for c in GATE):
+            cells[name] = {m: v for m, v in cells[name].items() if m not in ANSWERS}
     return {"cells": cells, "gate": gate, "compare": _comparisons(quality, config), "n": config.n}
 
 

@@ -30,7 +30,5 @@ def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_ne
     """Greedy continuation as text, by the model's own `generate` over the filled cache, which grows."""
     first = int(prefill.logits.argmax())
     ids = model.tensor((*prompt_ids, first))
-    output = model.lm.generate(
-        ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options
-    )
+    output = model.lm.generate(ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options)
     return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)

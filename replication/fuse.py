@@ -2,8 +2,9 @@
 
 The model's own forward is called once on the whole prompt. For its duration each decoder layer's `forward` is wrapped:
 the wrapper cuts hidden states, position embeddings and mask to the current rows, and the cache that the layer updates
-scatters their fresh K and V into the stored ones. At a check layer the fresh K and V of the current rows are read
-first, the selector picks from them, and the layer then runs on the picked rows only (paper sec. 4.3).
+scatters their fresh K and V into the stored ones. At the check layer the fresh K and V of the current rows are read
+first, the selector picks from them, and the layer then runs on the picked rows only. A selector that filters gradually
+picks again after each later layer, for the next one (paper sec. 4.3).
 Nothing here knows a model family.
 """
 
@@ -17,7 +18,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from replication.layers import wrapped
-from replication.selectors.base import Selector, View
+from replication.row_attention import block_attention, row_blocks
+from replication.selectors.base import KV, Selector, View
 from replication.stored import StoredKV
 
 
@@ -55,14 +57,18 @@ class _FusionCache(Cache):
         super().__init__(layers=[])
         self.tokens = tokens
         self.tap = False
-        self.base: tuple[torch.Tensor, torch.Tensor] | None = None
         self.rows: torch.Tensor | None = None
+        self.base: KV | None = None
+        self.fresh: KV | None = None
+        self.replaced: KV | None = None
         self.filled = DynamicCache()
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         if self.tap:
             raise _Tapped(key_states, value_states)
+        self.fresh = key_states, value_states
         if self.base is not None:
+            self.replaced = tuple(t.index_select(2, self.rows) for t in self.base)
             key_states = self.base[0].index_copy_(2, self.rows, key_states)
             value_states = self.base[1].index_copy_(2, self.rows, value_states)
         layer = DynamicLayer()
@@ -98,41 +104,50 @@ class _Fusion:
             recompute = self.selector.ratio > 0
             hidden_states = self._narrow(self.fresh | self.candidates if recompute else self.fresh, hidden_states)
         base, tapped = None, 0
-        keep = self.selector.keep(index, self.depth, self.reused)
-        if keep and self.reused:
+        if index == self.selector.check_layer and self._keep(index):
             tapped = len(self.rows)
-            base, chosen = self._choose(index, keep, partial(forward, hidden_states, *args, **self._cut(kwargs)))
-            hidden_states = self._narrow(self.fresh | chosen, hidden_states)
+            base = self._check(index, partial(forward, hidden_states, *args, **self._cut(kwargs)))
+            hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
         whole = len(self.rows) == self.cache.tokens
         self.cache.base = None if whole else base or self.kv.layer(index)
         self.cache.rows = self.rows
         self.report.rows.append(len(self.rows))
         self.report.attended.append(int((self.rows + 1).sum()))
         self.report.tapped.append(tapped)
-        return forward(hidden_states, *args, **self._cut(kwargs))
+        hidden_states = forward(hidden_states, *args, **self._cut(kwargs))
+        if index >= self.selector.check_layer and not whole and self._keep(index + 1):
+            self._choose(index, self._keep(index + 1), self.cache.fresh, self.cache.replaced)
+            hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
+        return hidden_states
 
-    def _choose(self, index: int, keep: int, layer: Callable):
-        """Stored K and V of the layer, with fresh rows written back, and the mask of the tokens to recompute."""
-        fresh_k, fresh_v = self._tap(layer)
-        base = self.kv.layer(index)
+    def _keep(self, index: int) -> int | None:
+        return self.selector.keep(index, self.depth, self.reused) if self.reused and index < self.depth else None
+
+    def _check(self, index: int, layer: Callable) -> KV:
+        """Choose from the fresh K and V of all current rows; the layer's stored K and V, fresh ones written back."""
+        fresh, base = self._tap(layer), self.kv.layer(index)
+        self._choose(index, self._keep(index), fresh, tuple(t.index_select(2, self.rows) for t in base))
+        if self.selector.write_back:
+            for target, source in zip(base, fresh, strict=True):
+                target.index_copy_(2, self.rows, source)
+        return base
+
+    def _choose(self, index: int, keep: int, fresh: KV, stored: KV) -> None:
+        """Let the selector pick among the current rows, whose K and V these are, the tokens to go on with."""
         in_play = self.candidates[self.rows]
         candidates = self.rows[in_play]
         view = View(
             layer=index,
             candidates=candidates,
-            fresh=(fresh_k[0][:, in_play], fresh_v[0][:, in_play]),
-            stored=(base[0][0][:, candidates], base[1][0][:, candidates]),
+            fresh=tuple(t[0][:, in_play] for t in fresh),
+            stored=tuple(t[0][:, in_play] for t in stored),
             kv=self.kv,
             truth=self.truth,
         )
         picked = candidates[self.selector.pick(view, min(keep, len(candidates)))].sort().values
-        chosen = torch.zeros_like(self.candidates)
-        chosen[picked] = True
+        self.chosen = torch.zeros_like(self.candidates)
+        self.chosen[picked] = True
         self.report.selected = picked.tolist()
-        if self.selector.write_back:
-            base[0].index_copy_(2, self.rows, fresh_k)
-            base[1].index_copy_(2, self.rows, fresh_v)
-        return base, chosen
 
     def _tap(self, layer: Callable) -> tuple[torch.Tensor, torch.Tensor]:
         self.cache.tap = True
@@ -150,6 +165,7 @@ class _Fusion:
         if bool(stay.all()):
             return hidden_states
         self.rows = self.rows[stay]
+        self._blocks = row_blocks(self.rows)
         self._cuts.clear()
         return hidden_states[:, stay]
 
@@ -169,6 +185,7 @@ class _Fusion:
         cut["attention_mask"] = self._once(
             self.rows if mask is None else mask, self._causal if mask is None else self._rows_of
         )
+        cut["blocks"] = self._blocks
         return cut
 
     def _causal(self, rows: torch.Tensor) -> torch.Tensor:
@@ -196,7 +213,7 @@ def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None
     model = stored.model
     begun = time.perf_counter()
     fusion = _Fusion(stored, selector, truth)
-    with wrapped(model.layers, fusion.run):
+    with block_attention(model.lm), wrapped(model.layers, fusion.run):
         output = model.lm(input_ids=model.tensor(stored.ids), cache=fusion.cache, use_cache=True, logits_to_keep=1)
     logits = output.logits[0, -1]
     synchronize(model.device)

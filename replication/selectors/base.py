@@ -17,7 +17,7 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class View:
-    """What a selector may look at when it picks in layer `layer`.
+    """What a selector may look at when it picks by the KV of layer `layer`.
 
     candidates: prompt indices [m] of the stored tokens still in play. fresh, stored: K and V [kv heads, m, head dim]
     of those tokens, recomputed and as stored (moved). kv: the stored KV of the whole prompt. truth: the full
@@ -53,7 +53,9 @@ class Selector:
             raise ReplicationError(f"check layer {self.check_layer} is negative: layers count from 0")
 
     def keep(self, layer: int, depth: int, reused: int) -> int | None:
-        """How many of the prompt's `reused` tokens stay from `layer` of `depth` on; None: no choice in this layer."""
+        """How many of `reused` tokens are recomputed in `layer` of `depth`, or None where no choice is made.
+
+        In the check layer the choice rests on the layer's own KV; for later layers, on that of the layer before."""
         return count(self.ratio, reused) if layer == self.check_layer else None
 
     def score(self, view: View) -> torch.Tensor:

@@ -16,7 +16,7 @@ SCHEDULES = ("fixed", "gradual")
 class HKVD(Selector):
     """score: squared deviation of K or V, or (KV) the sum of absolute deviations of both, as the paper defines it.
 
-    schedule: `fixed` chooses once; `gradual` chooses again in every later layer among the last chosen, with ratios
+    schedule: `fixed` chooses once; `gradual` chooses again after every layer among the last chosen, with ratios
     that fall linearly from r(1 + taper(1-r)) to r(1 - taper(1-r)): their mean over the layers is r (A-07).
     """
 
