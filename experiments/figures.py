@@ -70,15 +70,15 @@ def factorial_figure(folder: Path) -> None:
     """KL by what is repaired, each fault's Shapley share, and attention under full prefill and under reuse."""
     summary = _summary(folder)
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
-    figure = plt.figure(figsize=(12, 8.6))
-    grid = figure.add_gridspec(2, 12)
-    _repairs(figure.add_subplot(grid[0, 2:7]), summary)
-    _shares(figure.add_subplot(grid[0, 9:]), summary)
-    maps = [figure.add_subplot(grid[1, 0:4]), figure.add_subplot(grid[1, 4:8])]
-    _maps(figure, maps, summary["attention"])
-    _sinks(figure.add_subplot(grid[1, 9:]), summary["attention"])
+    figure = plt.figure(figsize=(13, 9), layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.05))
+    repairs, shares = top.subplots(1, 2, width_ratios=(1.6, 1))
+    _repairs(repairs, summary)
+    _shares(shares, summary)
+    *maps, sinks = bottom.subplots(1, 3, width_ratios=(1, 1, 0.8))
+    _maps(bottom, maps, summary["attention"])
+    _sinks(sinks, summary["attention"])
     figure.suptitle(f"{_where(folder)}: why naive concatenation fails (n = {summary['n']})")
-    figure.tight_layout()
     _save(figure, folder)
 
 
@@ -86,26 +86,29 @@ def ttft_figure(folder: Path) -> None:
     """TTFT speed-up of every method with the operation-count ceiling, one panel per dtype and length."""
     summary = _summary(folder)
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
-    figure, axes = plt.subplots(1, len(summary), figsize=(1 + 5.5 * len(summary), 5), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(summary), figsize=(2 + 4 * len(summary), 5.4), sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, (place, found) in zip(axes[0], summary.items(), strict=True):
-        names = [c for c in found["cells"] if c != "transformers"]
+        names = [c for method in STYLE for c in found["cells"] if c.partition("@")[0] == method]
         for y, name in enumerate(names):
             entry, (_, colour, _) = found["cells"][name], STYLE[name.partition("@")[0]]
             speed = entry["speedup"]
             axis.barh(y, speed["median"], color=colour, height=0.65)
             axis.errorbar(speed["median"], y, xerr=_around(speed, "median"), color="black", capsize=2)
             axis.plot(entry["ceiling"], y, marker="|", markersize=16, color="black", markeredgewidth=2)
-            axis.text(speed["high"] * 1.04, y, f"{speed['median']:.1f}×", va="center", fontsize=9)
+            beyond = max(speed["high"], entry["ceiling"]) * 1.06
+            axis.text(beyond, y, f"{speed['median']:.1f}×", va="center", fontsize=9)
         axis.set_yticks(range(len(names)), [_label(n) for n in names])
         axis.set_xscale("log")
-        axis.set_xticks([1, 2, 4, 8, 16, 32], ["1×", "2×", "4×", "8×", "16×", "32×"])
+        axis.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1×", "2×", "4×", "8×", "16×", "32×", "64×"])
+        axis.set_xlim(0.8, 130)
         axis.minorticks_off()
         dtype, length = place.split()
         axis.set_title(f"{dtype}, {int(length):,} tokens")
         axis.set_xlabel("TTFT speed-up over transformers' full prefill\n(median, quartiles; | operation-count ceiling)")
     axes[0][0].invert_yaxis()
     figure.suptitle(f"{folder.parts[-3]}: time to first token")
-    figure.tight_layout()
     _save(figure, folder)
 
 
@@ -155,7 +158,7 @@ def _maps(figure, axes, attention: dict) -> None:
         axis.set_title(f"Attention, {title}")
         axis.grid(False)
     axes[0].set_ylabel("attending chunk")
-    figure.colorbar(image, ax=axes, label="share of attention, % (white: none)", fraction=0.04, pad=0.02)
+    figure.colorbar(image, ax=axes, label="share of attention, % (white: none)", shrink=0.8)
 
 
 def _sinks(axis, attention: dict) -> None:

@@ -32,9 +32,9 @@ class Config(RagConfig):
     """sink_tokens: how many first tokens of a passage count as its sink. attention: examples whose attention is
     averaged."""
 
-    n: int = 16
+    n: int = 12
     sink_tokens: int = 1
-    attention: int = 8
+    attention: int = 6
 
 
 def run(config: Config, folder: RunFolder) -> None:

@@ -33,7 +33,7 @@ class Config(RagConfig):
     timed: how many of the prompts are timed, each in `rounds` interleaved rounds after one warm-up round.
     """
 
-    n: int = 24
+    n: int = 20
     curves: tuple[str, ...] = ("cacheblend-paper", "first-k", "random")
     ratios: tuple[float, ...] = (0.01, 0.05, 0.15, 0.3, 0.5, 1.0)
     points: tuple[str, ...] = (

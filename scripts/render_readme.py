@@ -1,0 +1,121 @@
+"""Writes the numbers of README.md from results/, between its markers. Usage: python scripts/render_readme.py [--check]"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+METHODS = {
+    "full": "full prefill",
+    "no-context": "no passages at all",
+    "naive": "naive concatenation",
+    "full-reuse": "positions repaired",
+    "shared-prefix": "chunks built behind the shared prefix",
+    "random@15": "15 % random",
+    "uniform@15": "15 % uniform stride",
+    "first-k@15": "15 % first k of each chunk",
+    "cacheblend-paper@15": "**CacheBlend, paper, 15 %**",
+    "cacheblend-author@15": "CacheBlend, authors' code, 15 %",
+    "cacheblend-lmcache@15": "CacheBlend, LMCache, 15 %",
+    "shared-prefix-blend@15": "shared prefix and HKVD, 15 %",
+    "oracle@15": "15 % oracle (not a method)",
+}
+
+
+def quality() -> str:
+    """KL of every method, a column for each model and data set, and the speed-up on the first one's prompts."""
+    places = sorted(RESULTS.glob("*/quality_vs_ttft/*/summary.json"), key=_order)
+    found = [_read(p)["cells"] for p in places]
+    head = ["method", *[f"{p.parts[-4]}, {p.parts[-2]} (n = {_read(p)['n']})" for p in places], "TTFT speed-up"]
+    rows = [
+        [label, *[_interval(cells.get(name, {}).get("kl_first")) for cells in found], _speed(found[0].get(name, {}))]
+        for name, label in METHODS.items()
+    ]
+    return _table(head, rows)
+
+
+def faults() -> str:
+    """Shapley shares of the three faults, and the KL that single repairs leave."""
+    places = sorted(RESULTS.glob("*/naive_concatenation/*/summary.json"), key=_order)
+    found = [_read(p) for p in places]
+    head = ["share of naive's KL", *[f"{p.parts[-4]}, {p.parts[-2]} (n = {_read(p)['n']})" for p in places]]
+    names = {"position": "wrong positions", "sink": "own attention sinks", "cross": "no cross-chunk attention"}
+    rows = [
+        [label, *[_interval(s["shapley"][factor]["share"], 100, 0) + " %" for s in found]]
+        for factor, label in names.items()
+    ]
+    return _table(head, rows)
+
+
+def ttft() -> str:
+    """Speed-ups at fixed lengths with their ceilings."""
+    rows = []
+    for path in sorted(RESULTS.glob("*/ttft/*/summary.json"), key=_order):
+        for place, found in _read(path).items():
+            dtype, length = place.split()
+            cells, build = found["cells"], found["build"]
+            rows.append(
+                [
+                    f"{path.parts[-4]}, {dtype}, {int(length):,} tokens",
+                    f"{cells['transformers']['ttft']['median']:.2f} s",
+                    *[
+                        f"{_speed(cells[name])} (ceiling {cells[name]['ceiling']:.1f})"
+                        for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")
+                    ],
+                    f"{build['reuses_to_pay']:.1f}",
+                    f"{found['memory']['peak_in_kv']:.1f}",
+                ]
+            )
+    head = [
+        "full prefill of",
+        "takes",
+        "CacheBlend, paper",
+        "CacheBlend, LMCache",
+        "first k",
+        "reuses that pay",
+        "peak, × KV",
+    ]
+    return _table(head, rows)
+
+
+def rendered(text: str) -> str:
+    """README text with every marked block filled in."""
+    for name, block in (("quality", quality), ("faults", faults), ("ttft", ttft)):
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = marked.sub(lambda m, block=block: m[1] + block() + m[2], text)
+    return text
+
+
+def _order(path: Path) -> tuple:
+    return path.parts[-4] != "smollm2-135m", path.parts[-2] != "synthetic", path.parts
+
+
+def _read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def _interval(estimate: dict | None, scale: float = 1, digits: int = 2) -> str:
+    if estimate is None:
+        return ""
+    mean, low, high = (scale * estimate[k] for k in ("mean", "low", "high"))
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _speed(cell: dict) -> str:
+    return f"{cell['speedup']['median']:.1f}×" if "speedup" in cell else ""
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    before = readme.read_text()
+    after = rendered(before)
+    if "--check" in sys.argv[1:]:
+        sys.exit("README.md differs from results/: run `python scripts/render_readme.py`" if before != after else 0)
+    readme.write_text(after)
