@@ -1,4 +1,4 @@
-"""Writes the numbers of README.md from results/, between its markers. Usage: python scripts/render_readme.py [--check]"""
+"""Writes the numbers of README.md from results/, between its markers; `--check` only says whether they differ."""
 
 import json
 import re

@@ -1,0 +1,83 @@
+"""Every experiment from config to figure on a tiny model, resumed and repeated, and the arithmetic of its summary."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import tiny_lm
+from transformers import AutoTokenizer
+
+from experiments import naive_concatenation, quality_vs_ttft, ttft
+from replication.embedded import embedded_directory
+from replication.records import RunFolder, without_seconds
+from replication.runner import recorded, run_one
+
+SMALL = {"n": 2, "passages": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A directory with a tiny random model and the real tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = AutoTokenizer.from_pretrained(embedded_directory("smollm2-135m"))
+    tiny_lm("llama", vocab_size=len(tokenizer), max_position_embeddings=4096).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def configs(model: str) -> dict:
+    few = {"ratios": (0.15, 1.0), "point_ratios": (0.15,), "timed": 1, "rounds": 2}
+    return {
+        "naive_concatenation": naive_concatenation.Config(model=model, attention=1, **SMALL),
+        "quality_vs_ttft": quality_vs_ttft.Config(model=model, **few, **SMALL),
+        "ttft": ttft.Config(model=model, dtypes=("float32",), lengths=(256,), chunk=64, rounds=2, **SMALL),
+    }
+
+
+@pytest.mark.parametrize("name", ["naive_concatenation", "quality_vs_ttft", "ttft"])
+def test_runs_twice_with_the_same_records_and_draws_its_figure(model, tmp_path, name):
+    config = configs(model)[name]
+    first, second = run_one(name, config, tmp_path / "a"), run_one(name, config, tmp_path / "b")
+    left, right = (RunFolder(folder, recorded(config)).records for folder in (first, second))
+    stable = [[r for r in without_seconds(records) if r["kind"] != "memory"] for records in (left, right)]
+    assert stable[0] == stable[1]
+    assert (first / "figure.png").stat().st_size > 10_000
+    assert (first / "figure.pdf").exists()
+
+
+@pytest.mark.parametrize("name", ["naive_concatenation", "quality_vs_ttft"])
+def test_an_interrupted_run_ends_with_the_same_records(model, tmp_path, name):
+    config = configs(model)[name]
+    folder = run_one(name, config, tmp_path)
+    file = folder / "records.jsonl"
+    whole = file.read_text().splitlines(keepends=True)
+    kept = [line for line in whole if json.loads(line)["kind"] != "timing"]
+    file.write_text("".join(kept[: len(kept) // 2]) + kept[-1][:20])
+    run_one(name, config, tmp_path)
+    ended = [json.loads(line) for line in file.read_text().splitlines()]
+    quality = [r for r in ended if r["kind"] != "timing"]
+    assert sorted(map(json.dumps, quality)) == sorted(line.strip() for line in map(str, kept))
+    assert len(ended) == len(whole)
+
+
+def test_shapley_parts_sum_to_naives_kl(model, tmp_path):
+    folder = run_one("naive_concatenation", configs(model)["naive_concatenation"], tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    parts = sum(summary["shapley"][f]["nats"]["mean"] for f in naive_concatenation.FAULTS)
+    assert parts == pytest.approx(summary["cells"][naive_concatenation.NAIVE]["kl_first"]["mean"], rel=1e-4)
+    assert summary["cells"]["repaired shared recomputed"]["kl_first"]["mean"] < 1e-6
+
+
+def test_answers_are_reported_only_behind_the_gate(model, tmp_path):
+    config = configs(model)["quality_vs_ttft"]
+    folder = run_one("quality_vs_ttft", config, tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert not summary["gate"]["passed"]
+    assert not any("f1" in metrics for metrics in summary["cells"].values())
+    records = RunFolder(folder, recorded(config)).records
+    for record in records:
+        if record["kind"] == "quality":
+            record |= {"f1": float(record["cell"] != quality_vs_ttft.NO_CONTEXT), "em": 0.0, "rank": 0.0}
+    opened = quality_vs_ttft.summarise(records, replace(config))
+    assert opened["gate"]["by"] == ["f1"]
+    assert opened["cells"]["naive"]["f1"]["mean"] == 1.0
