@@ -9,7 +9,9 @@ from replication.errors import ReplicationError
 from replication.model import Model, load_model
 from replication.prompt import ChunkedPrompt, PromptFormat, build_prompt
 from replication.records import RunFolder
-from replication.stats import mean_ci
+from replication.stats import mean_ci, wilson
+
+SHARES = ("top1", "em", "rank")
 
 
 @dataclass(frozen=True)
@@ -50,24 +52,21 @@ def load_inputs(config: RagConfig, folder: RunFolder) -> Inputs:
         build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context_length)
         for e in loaded.examples
     ]
-    identify(folder, {"model": model.fingerprint, "data": loaded.provenance})
+    # the BOS as it was resolved: the setting may leave it to the tokenizer
+    identify(folder, {"model": model.fingerprint, "data": loaded.provenance, "bos": list(prompts[0].bos)})
     return Inputs(model, loaded.examples, prompts)
 
 
 def identify(folder: RunFolder, inputs: dict) -> None:
-    """Write down, once per folder, which model and data its records come from."""
-    known = [r for r in folder.records if r["kind"] == "inputs"]
+    """Write down, once per folder and kind, which model and data its records come from."""
+    inputs = {"kind": "inputs", **inputs}
+    known = [r for r in folder.records if r["kind"] == inputs["kind"]]
     if not known:
-        folder.append({"kind": "inputs", **inputs})
+        folder.append(inputs)
     elif any(known[0].get(key) != value for key, value in inputs.items()):
         raise ReplicationError(
             f"{folder.path} was made from another model or other data: choose another --out or delete it"
         )
-
-
-def cell(method: str, ratio: float = 0.0) -> str:
-    """Name of a method at a recompute ratio, in percent: `cacheblend-paper@15`; the ratio is left out where 0."""
-    return f"{method}@{100 * ratio:g}" if ratio else method
 
 
 def by_cell(records: Iterable[dict], kind: str) -> dict[str, dict[str, dict]]:
@@ -80,5 +79,16 @@ def by_cell(records: Iterable[dict], kind: str) -> dict[str, dict[str, dict]]:
 
 
 def means(rows: list[dict], metrics: Iterable[str]) -> dict[str, dict]:
-    """Mean and interval of each metric that every row has."""
-    return {m: mean_ci([row[m] for row in rows]) for m in metrics if all(m in row for row in rows)}
+    """Mean and interval of each metric that every row has; Wilson's interval for those that are 0 or 1."""
+    return {m: _estimate([row[m] for row in rows], m) for m in metrics if all(m in row for row in rows)}
+
+
+def _estimate(values: list[float], metric: str) -> dict:
+    return wilson(int(sum(values)), len(values)) if metric in SHARES else mean_ci(values)
+
+
+def require_positive(config: RagConfig, *names: str) -> None:
+    """ReplicationError unless these settings are at least 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ReplicationError(f"{name} must be at least 1, not {getattr(config, name)}")

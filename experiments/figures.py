@@ -1,5 +1,6 @@
 """The figures: one palette, direct labels, every unit named."""
 
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.colors import LogNorm
+
+from replication.atomic import write_atomic
 
 PALETTE = sns.color_palette("colorblind")
 STYLE = {  # method -> (label, colour, marker)
@@ -30,7 +33,11 @@ STYLE = {  # method -> (label, colour, marker)
     "oracle": ("oracle", "black", "*"),
 }
 CURVES = ("cacheblend-paper", "first-k", "random")
-FACTORS = {"position": "wrong positions", "sink": "own attention sinks", "cross": "no cross-chunk\nattention"}
+FACTORS = {
+    "position": "wrong positions",
+    "sink": "built alone: own sink,\nno shared prefix",
+    "cross": "no cross-chunk\nattention",
+}
 
 
 def quality_figure(folder: Path) -> None:
@@ -59,9 +66,7 @@ def quality_figure(folder: Path) -> None:
     axes[1].axhline(cells["no-context"]["nll"]["mean"], color="grey", linestyle=":")
     axes[1].text(1, cells["no-context"]["nll"]["mean"], " no context", va="bottom", fontsize=9, color="grey")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"{_where(folder)}: recomputing the right tokens buys fidelity for little time (n = {summary['n']})"
-    )
+    figure.suptitle(f"{_where(folder)}: fidelity against time to first token (n = {summary['n']})")
     figure.tight_layout(rect=(0, 0.13, 1, 1))
     _save(figure, folder)
 
@@ -84,7 +89,7 @@ def factorial_figure(folder: Path) -> None:
 
 def ttft_figure(folder: Path) -> None:
     """TTFT speed-up of every method with the operation-count ceiling, one panel per dtype and length."""
-    summary = _summary(folder)
+    summary = _summary(folder)["places"]
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, axes = plt.subplots(
         1, len(summary), figsize=(2 + 4 * len(summary), 5.4), sharey=True, squeeze=False, layout="constrained"
@@ -116,10 +121,10 @@ def _repairs(axis, summary: dict) -> None:
     shown = {
         "naive concatenation": "stored own absent",
         "positions repaired": "repaired own absent",
-        "shared sink": "stored shared absent",
+        "shared prefix": "stored shared absent",
         "cross-chunk attention": "stored own recomputed",
         "positions + first token dropped": "repaired dropped absent",
-        "positions + shared sink": "repaired shared absent",
+        "positions + shared prefix": "repaired shared absent",
         "positions + cross-chunk attention": "repaired own recomputed",
         "all three (full prefill)": "repaired shared recomputed",
     }
@@ -171,7 +176,7 @@ def _sinks(axis, attention: dict) -> None:
             axis.errorbar(place, 100 * value["mean"], yerr=100 * _around(value, "mean"), color="black", capsize=2)
     axis.set_xticks(range(len(bars)), [label for _, label in bars])
     axis.set_ylabel("attention to a passage's first token, %")
-    axis.set_title("One sink per chunk")
+    axis.set_title("Do passages have their own sinks?")
     axis.legend(frameon=False)
 
 
@@ -219,6 +224,9 @@ def _summary(folder: Path) -> dict:
 
 
 def _save(figure, folder: Path) -> None:
-    figure.savefig(folder / "figure.png", dpi=160)
     figure.savefig(folder / "figure.pdf")
+    # last and atomic: its presence says that the run is complete
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=160)
+    write_atomic(folder / "figure.png", image.getvalue())
     plt.close(figure)

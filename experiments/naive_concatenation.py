@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from experiments.common import RagConfig, by_cell, load_inputs, means
+from experiments.common import RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import factorial_figure
 from replication.attention import AttentionFlow, watched
 from replication.decode import answer_logprobs
@@ -35,6 +35,9 @@ class Config(RagConfig):
     n: int = 12
     sink_tokens: int = 1
     attention: int = 6
+
+    def __post_init__(self):
+        require_positive(self, "n", "passages", "sink_tokens", "attention")
 
 
 def run(config: Config, folder: RunFolder) -> None:

@@ -5,21 +5,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.common import RagConfig, cell, identify
+from experiments.common import RagConfig, identify, require_positive
 from experiments.figures import ttft_figure
 from replication.data import load
 from replication.errors import ReplicationError
-from replication.measure import Request, transformers_ttft
+from replication.measure import BASELINE, Request, cell, timed_round
 from replication.memory import peak_bytes, resident_bytes
-from replication.methods import METHODS
-from replication.metrics.cost import ceiling
+from replication.methods import METHODS, make_method
 from replication.model import Model, load_model
 from replication.prompt import ChunkedPrompt, chain, passage_text
 from replication.records import RunFolder
 from replication.stats import median_iqr
 
 TITLE = "TTFT at a fixed length: methods, parts, operation-count ceiling, memory"
-BASELINE = "transformers"
 PARTS = ("lookup", "load", "rotate", "fuse")
 
 
@@ -36,52 +34,57 @@ class Config(RagConfig):
     ratio: float = 0.15
     rounds: int = 7
 
+    def __post_init__(self):
+        require_positive(self, "n", "chunk", "fresh", "rounds")
+        if not self.lengths or min(self.lengths) <= self.fresh + 1:
+            raise ReplicationError(f"every length must exceed the question's {self.fresh} tokens by 2 or more")
+        for chosen in self.cells():
+            make_method(*chosen)
+
     def cells(self) -> list[tuple[str, float]]:
-        names = [name for name in METHODS if name != "oracle"]
+        """Without the oracle, and without the methods that share a prefix, since these prompts have none."""
+        names = [name for name in METHODS if name not in ("oracle", "shared-prefix", "shared-prefix-blend")]
         return [(name, self.ratio if METHODS[name].takes_ratio else 0.0) for name in names]
 
 
 def run(config: Config, folder: RunFolder) -> None:
     """All methods interleaved, `rounds` times after one warm-up, for each dtype and length."""
-    if min(config.lengths) <= config.fresh:
-        raise ReplicationError(f"lengths must exceed the {config.fresh} tokens of the question")
     loaded = load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
     text = "".join(passage_text(p) for e in loaded.examples for p in e.passages)
-    done = folder.done(("kind", "dtype", "length", "round", "cell"))
     for dtype in config.dtypes:
         model = load_model(config.model, dtype, config.device)
-        identify(folder, {"data": loaded.provenance})
+        identify(folder, {"kind": f"inputs {dtype}", "model": model.fingerprint, "data": loaded.provenance})
         for length in config.lengths:
-            if ("timing", dtype, length, config.rounds - 1, cell(*config.cells()[-1])) not in done:
-                _measure(config, folder, model, dtype, _prompt(config, model, text, length), done)
+            # memory is the last record of a place
+            if ("memory", dtype, length) not in folder.done(("kind", "dtype", "length")):
+                _measure(config, folder, model, dtype, _prompt(config, model, text, length))
 
 
 def _prompt(config: Config, model: Model, text: str, length: int) -> ChunkedPrompt:
-    """Running text of the data set as chunks of equal length, and its last tokens as the question."""
+    """Running text of the data set: a first token that is in no store, so that no chunk is an exact prefix; chunks of
+    equal length; the last tokens as the question."""
+    if length > model.context_length:
+        raise ReplicationError(f"{length} tokens exceed the model's context of {model.context_length}: set lengths")
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) < length:
         raise ReplicationError(f"{config.n} examples give {len(ids)} tokens, {length} are needed: raise n")
     stop = length - config.fresh
-    spans = [(at, min(at + config.chunk, stop)) for at in range(0, stop, config.chunk)]
-    return chain([("passage", ids[a:b]) for a, b in spans] + [("question", ids[stop:length])])
+    spans = [(at, min(at + config.chunk, stop)) for at in range(1, stop, config.chunk)]
+    passages = [("passage", ids[a:b]) for a, b in spans]
+    return chain([("separator", ids[:1]), *passages, ("question", ids[stop:length])])
 
 
-def _measure(config: Config, folder: RunFolder, model: Model, dtype: str, prompt: ChunkedPrompt, done: set) -> None:
+def _measure(config: Config, folder: RunFolder, model: Model, dtype: str, prompt: ChunkedPrompt) -> None:
     labels = {"dtype": dtype, "length": len(prompt)}
+    done = folder.done(("kind", "dtype", "length", "round", "cell"))
     request = Request(model, prompt)
     for number in tqdm(range(-1, config.rounds), desc=f"{dtype}, {len(prompt)} tokens", unit="round"):
-        baseline = transformers_ttft(model, prompt)
-        records = [{"cell": BASELINE, "ceiling": 1.0, "seconds": {"ttft": baseline}}]
-        for name, ratio in config.cells():
-            report = request.prefill(name, ratio).report
-            seconds = {**report.seconds, BASELINE: baseline}
-            records.append(
-                {"cell": cell(name, ratio), "ceiling": ceiling(model, len(prompt), report), "seconds": seconds}
-            )
-        for record in records:
-            if number >= 0 and ("timing", dtype, len(prompt), number, record["cell"]) not in done:
+        records = timed_round(request, config.cells(), number + 1)
+        for record in records if number >= 0 else ():  # the first round warms up
+            if ("timing", dtype, len(prompt), number, record["cell"]) not in done:
                 folder.append({"kind": "timing", **labels, "round": number, **record})
     folder.append({"kind": "build", **labels, "seconds": dict(request.build)})
+    del request
     folder.append({"kind": "memory", **labels, **_memory(config, model, prompt)})
 
 
@@ -97,32 +100,40 @@ def _memory(config: Config, model: Model, prompt: ChunkedPrompt) -> dict:
 
 
 def summarise(records: list[dict], config: Config) -> dict:
-    """Per dtype and length: speed-up over transformers in the same round, TTFT, parts, ceiling, break-even reuses."""
-    summary: dict = {}
+    """Per dtype and length: speed-up over transformers in the same round, TTFT, parts, ceiling, break-even reuses,
+    memory; and the worst case over all of them of what must hold everywhere."""
+    places: dict[str, list[dict]] = {}
     for record in records:
         if record["kind"] in ("timing", "build", "memory"):
-            place = summary.setdefault(f"{record['dtype']} {record['length']}", {"cells": {}, "rows": []})
-            place["rows"].append(record)
-    for place in summary.values():
-        rows = place.pop("rows")
-        timing = [r for r in rows if r["kind"] == "timing"]
-        place["cells"] = {
-            name: _cell([r for r in timing if r["cell"] == name]) for name in {r["cell"]: 0 for r in timing}
-        }
-        place["memory"] = next(
-            ({k: r[k] for k in ("kv_bytes", "peak_in_kv")} for r in rows if r["kind"] == "memory"), {}
-        )
-        place["build"] = _break_even(rows, place["cells"], config)
-        place["over_ceiling"] = max(
-            c["speedup"]["median"] / c["ceiling"] for c in place["cells"].values() if c["ceiling"] > 1.01
-        )
-    return summary
+            places.setdefault(f"{record['dtype']} {record['length']}", []).append(record)
+    summary = {name: _place(rows, config) for name, rows in places.items()}
+    reusing = [c for place in summary.values() for c in place["cells"].values() if c["ceiling"] > 1.01]
+    peaks = [place["memory"]["peak_in_kv"] for place in summary.values()]
+    return {
+        "places": summary,
+        "worst": {
+            "over_ceiling": max(c["speedup"]["median"] / c["ceiling"] for c in reusing),
+            "full_prefill": min(place["cells"]["full"]["speedup"]["median"] for place in summary.values()),
+            "peak_in_kv": None if None in peaks else max(peaks),
+        },
+    }
+
+
+def _place(rows: list[dict], config: Config) -> dict:
+    cells = {r["cell"]: _cell([q for q in rows if q.get("cell") == r["cell"]]) for r in rows if r["kind"] == "timing"}
+    memory = next(r for r in rows if r["kind"] == "memory")
+    return {
+        "cells": cells,
+        "memory": {k: memory[k] for k in ("kv_bytes", "peak_in_kv")},
+        "build": _break_even(rows, cells, config),
+        "threads": rows[0]["threads"],
+    }
 
 
 def _cell(rows: list[dict]) -> dict:
     found = {
         "ttft": median_iqr([r["seconds"]["ttft"] for r in rows]),
-        "speedup": median_iqr([r["seconds"].get(BASELINE, r["seconds"]["ttft"]) / r["seconds"]["ttft"] for r in rows]),
+        "speedup": median_iqr([r["seconds"][BASELINE] / r["seconds"]["ttft"] for r in rows]),
         "ceiling": rows[0]["ceiling"],
     }
     parts = {p: median_iqr([r["seconds"][p] for r in rows]) for p in PARTS if p in rows[0]["seconds"]}

@@ -29,6 +29,8 @@ def sequence_logprob(logprobs: torch.Tensor, ids: tuple[int, ...]) -> float:
 def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_new_tokens: int = 16, **options) -> str:
     """Greedy continuation as text, by the model's own `generate` over the filled cache, which grows."""
     first = int(prefill.logits.argmax())
+    if first == model.tokenizer.eos_token_id:
+        return ""
     ids = model.tensor((*prompt_ids, first))
     output = model.lm.generate(ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options)
     return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)

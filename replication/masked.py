@@ -21,9 +21,10 @@ CROSSES = ("recomputed", "absent")
 
 @dataclass(frozen=True)
 class Faults:
-    """position: passages at their places, or where they were stored. sink: a passage's first tokens see the shared
-    prefix; or see only their own passage; or that, and no one outside sees them. cross: whether a passage's other
-    tokens see earlier passages. sink_tokens: how many first tokens."""
+    """position: passages at their places, or where they were stored. sink: passages stand behind the shared prefix;
+    or each is its own beginning: its first tokens see nothing before them, and without cross-chunk attention no other
+    token of it sees the prefix either; or that, and no one outside sees its first tokens. cross: whether a passage's
+    other tokens see earlier passages. sink_tokens: how many first tokens. A BOS is seen by all, always."""
 
     position: str = "repaired"
     sink: str = "shared"
@@ -32,11 +33,11 @@ class Faults:
 
 
 def position_ids(prompt: ChunkedPrompt, faults: Faults) -> torch.Tensor:
-    """Position [tokens] of each token. As stored, every passage restarts where it was prefilled: at 0 when alone,
-    right after the prefix when behind it."""
+    """Position [tokens] of each token. As stored, every passage restarts where it was prefilled: right after the
+    prefix when behind it; else at 0, or at 1 behind a BOS."""
     positions = torch.arange(len(prompt))
     if faults.position == "stored":
-        restart = len(prompt.prefix_ids) if faults.sink == "shared" else 0
+        restart = len(prompt.prefix_ids if faults.sink == "shared" else prompt.bos)
         for segment in prompt.segments:
             if segment.kind == "passage":
                 positions[segment.start : segment.stop] -= segment.start - restart
@@ -47,6 +48,7 @@ def visible(prompt: ChunkedPrompt, faults: Faults) -> torch.Tensor:
     """Which keys (columns) each token (row) may see, [tokens, tokens]; causality comes on top."""
     seen = torch.ones(len(prompt), len(prompt), dtype=torch.bool)
     passages = [s for s in prompt.chunks if s.start > 0]
+    after_bos = len(prompt.bos)
     for passage in passages:
         inside = slice(passage.start, passage.stop)
         first = slice(passage.start, min(passage.start + faults.sink_tokens, passage.stop))
@@ -56,10 +58,10 @@ def visible(prompt: ChunkedPrompt, faults: Faults) -> torch.Tensor:
                 if other is not passage:
                     seen[inside, other.start : other.stop] = False
         if faults.sink != "shared":
-            seen[first, : passage.start] = False
+            seen[first, after_bos : passage.start] = False
             # what stands before all passages is the shared prefix: alone, a passage does not see it either
             if faults.cross == "absent":
-                seen[rest, : passage.start] = False
+                seen[rest, after_bos : passage.start] = False
         if faults.sink == "dropped":
             seen[passage.stop :, first] = False
     return seen

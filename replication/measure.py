@@ -10,9 +10,12 @@ from replication.decode import answer_logprobs, generate, sequence_logprob
 from replication.fuse import Prefill, synchronize
 from replication.methods import METHODS, make_method
 from replication.metrics.answers import exact_match, first_line, rank_correct, token_f1
+from replication.metrics.cost import ceiling
 from replication.model import Model
 from replication.prompt import ChunkedPrompt, PromptFormat, answer_ids
 from replication.store import MemoryStore
+
+BASELINE = "transformers"
 
 
 @dataclass
@@ -49,6 +52,33 @@ def transformers_ttft(model: Model, prompt: ChunkedPrompt) -> float:
     model.lm(input_ids=model.tensor(prompt.ids), use_cache=True, logits_to_keep=1)
     synchronize(model.device)
     return time.perf_counter() - begun
+
+
+def timed_round(request: Request, cells: list[tuple[str, float]], turn: int) -> list[dict]:
+    """TTFT of transformers' full prefill and of every (method, ratio), one after the other; the order rotates with
+    `turn`, so that none always follows the same one. Seconds of a method include the baseline's of this round."""
+    model, length = request.model, len(request.prompt)
+    order = [(BASELINE, 0.0), *cells]
+    order = order[turn % len(order) :] + order[: turn % len(order)]
+    records = {}
+    for name, ratio in order:
+        if name == BASELINE:
+            record = {"ceiling": 1.0, "seconds": {"ttft": transformers_ttft(model, request.prompt)}}
+        else:
+            report = request.prefill(name, ratio).report
+            record = {"ceiling": ceiling(model, length, report), "seconds": report.seconds}
+        records[cell(name, ratio)] = record
+    baseline = records[BASELINE]["seconds"]["ttft"]
+    threads = torch.get_num_threads()
+    return [
+        {"cell": name, "threads": threads, **record, "seconds": {**record["seconds"], BASELINE: baseline}}
+        for name, record in ((cell(*c), records[cell(*c)]) for c in [(BASELINE, 0.0), *cells])
+    ]
+
+
+def cell(method: str, ratio: float = 0.0) -> str:
+    """Name of a method at a recompute ratio, in percent: `cacheblend-paper@15`; the ratio is left out where 0."""
+    return f"{method}@{100 * ratio:g}" if ratio else method
 
 
 def answer_quality(model: Model, prompt: ChunkedPrompt, prefill: Prefill, example: RagExample, style: PromptFormat):

@@ -1,7 +1,9 @@
 """Peak memory of a piece of work."""
 
+import ctypes
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,6 +16,8 @@ def resident_bytes(device: torch.device) -> int | None:
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
+    with suppress(OSError, AttributeError):  # give freed pages back, or a later peak hides in them; glibc only
+        ctypes.CDLL(None).malloc_trim(0)
     return _status("VmRSS")
 
 

@@ -4,7 +4,8 @@ Every segment is tokenised on its own and the ids are concatenated, so no token 
 same ids wherever it stands. The question, separators and anything after the last chunk are never chunks.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
@@ -41,9 +42,6 @@ class PromptFormat:
     separator: str = ""
     bos: bool | None = None
 
-    def describe(self) -> dict:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -60,9 +58,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class ChunkedPrompt:
-    """Token ids with the spans of their segments, in order and without gaps."""
+    """Token ids with the spans of their segments, in order and without gaps. bos: the BOS token, where the prompt
+    starts with one."""
 
     segments: tuple[Segment, ...]
+    bos: tuple[int, ...] = ()
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
@@ -85,17 +85,18 @@ class ChunkedPrompt:
         """The same prompt with its passages in another order (`order`: old index at each new place)."""
         passages = [s for s in self.segments if s.kind == "passage"]
         places = iter(order)
-        return chain((s.kind, passages[next(places)].ids if s.kind == "passage" else s.ids) for s in self.segments)
+        parts = [(s.kind, passages[next(places)].ids if s.kind == "passage" else s.ids) for s in self.segments]
+        return chain(parts, self.bos)
 
 
-def chain(parts) -> ChunkedPrompt:
+def chain(parts: Iterable[tuple[str, Sequence[int]]], bos: tuple[int, ...] = ()) -> ChunkedPrompt:
     """A ChunkedPrompt from (kind, ids) pairs; empty parts are left out."""
     segments, start = [], 0
     for kind, ids in parts:
         if ids:
             segments.append(Segment(kind, tuple(ids), start))
             start += len(ids)
-    return ChunkedPrompt(tuple(segments))
+    return ChunkedPrompt(tuple(segments), bos)
 
 
 def passage_text(passage: Passage) -> str:
@@ -135,7 +136,9 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     head, tail = _frame(tokenizer, style)
-    parts = [("prefix", _bos(tokenizer, style, head) + encode(head))]
+    bos = _bos(tokenizer, style)
+    prefix = encode(head)
+    parts = [("prefix", prefix if prefix[:1] == bos else bos + prefix)]
     for index, passage in enumerate(passages):
         if index:
             parts.append(("separator", encode(style.separator)))
@@ -147,7 +150,7 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
             )
         parts.append(("passage", ids))
     parts.append(("question", encode(f"Question: {question.strip()}\n{tail}")))
-    prompt = chain(parts)
+    prompt = chain(parts, tuple(bos))
     if context_length and len(prompt) > context_length:
         raise ReplicationError(
             f"the prompt has {len(prompt)} tokens, but the model's context is {context_length}: "
@@ -171,18 +174,17 @@ def _frame(tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> tuple[str
     return head, tail
 
 
-def _bos(tokenizer: PreTrainedTokenizerBase, style: PromptFormat, head: str) -> list[int]:
-    """BOS where asked for, or where the tokenizer adds one itself and the template has not written it already."""
+def _bos(tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> list[int]:
+    """BOS where it is asked for, or where the tokenizer adds one itself."""
     own = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     wanted = own if style.bos is None else style.bos
     if wanted and tokenizer.bos_token_id is None:
         raise ReplicationError("bos=true, but this tokenizer has no BOS token: use bos=false")
-    written = bool(tokenizer.bos_token) and head.startswith(tokenizer.bos_token)
-    return [tokenizer.bos_token_id] if wanted and not written else []
+    return [tokenizer.bos_token_id] if wanted else []
 
 
 def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
-    """Index of the first token id where two prompts part (S-65), or None when one is equal to the other."""
+    """Index of the first token id where two prompts part (S-65), or None when they are equal."""
     for index, (left, right) in enumerate(zip(a, b, strict=False)):
         if left != right:
             return index

@@ -138,7 +138,7 @@ def check_runs(runs: list[tuple[str, Config]], out: str | Path) -> None:
         model_source(model)
     for name, config in runs:
         check_device(config.device, config.dtype)
-        load(config.dataset, n=1, seed=config.seed, data_dir=config.data_dir)
+        load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
         folder = result_folder(name, config, out)
         if (folder / "provenance.json").exists():
             RunFolder(folder, recorded(config))

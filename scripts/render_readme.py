@@ -41,7 +41,11 @@ def faults() -> str:
     places = sorted(RESULTS.glob("*/naive_concatenation/*/summary.json"), key=_order)
     found = [_read(p) for p in places]
     head = ["share of naive's KL", *[f"{p.parts[-4]}, {p.parts[-2]} (n = {_read(p)['n']})" for p in places]]
-    names = {"position": "wrong positions", "sink": "own attention sinks", "cross": "no cross-chunk attention"}
+    names = {
+        "position": "wrong positions",
+        "sink": "built alone: own sink, no shared prefix",
+        "cross": "no cross-chunk attention",
+    }
     rows = [
         [label, *[_interval(s["shapley"][factor]["share"], 100, 0) + " %" for s in found]]
         for factor, label in names.items()
@@ -53,7 +57,7 @@ def ttft() -> str:
     """Speed-ups at fixed lengths with their ceilings."""
     rows = []
     for path in sorted(RESULTS.glob("*/ttft/*/summary.json"), key=_order):
-        for place, found in _read(path).items():
+        for place, found in _read(path)["places"].items():
             dtype, length = place.split()
             cells, build = found["cells"], found["build"]
             rows.append(
@@ -64,8 +68,8 @@ def ttft() -> str:
                         f"{_speed(cells[name])} (ceiling {cells[name]['ceiling']:.1f})"
                         for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")
                     ],
-                    f"{build['reuses_to_pay']:.1f}",
-                    f"{found['memory']['peak_in_kv']:.1f}",
+                    _number(build["reuses_to_pay"]),
+                    _number(found["memory"]["peak_in_kv"]),
                 ]
             )
     head = [
@@ -101,6 +105,10 @@ def _interval(estimate: dict | None, scale: float = 1, digits: int = 2) -> str:
         return ""
     mean, low, high = (scale * estimate[k] for k in ("mean", "low", "high"))
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 def _speed(cell: dict) -> str:

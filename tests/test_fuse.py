@@ -655,6 +655,24 @@ def test_gradual_filtering_spends_the_budget_on_average(tiny, n, ratio, taper, p
     assert len(report.selected) == chosen[-1]
 
 
+def test_gradual_filtering_first_narrows_by_what_the_check_layer_replaced(tiny):
+    """Written-back rows must not hide the stored KV from the next choice, which would then be one between zeros."""
+    seen = []
+
+    class Spy(HKVD):
+        def score(self, view):
+            seen.append((view.layer, view.candidates, super().score(view)))
+            return seen[-1][2]
+
+    model, prompt = tiny("llama"), a_prompt((3, 20, 20))
+    selector = Spy(0.4, schedule="gradual")
+    Method("spied", Chunks(), selector).prefill(model, prompt, filled(model, prompt))
+    (layer, all_rows, at_check), (again, kept, after) = seen[:2]
+    assert layer == again == selector.check_layer
+    before = {int(row): score for row, score in zip(all_rows, at_check, strict=True)}
+    assert torch.allclose(after, torch.stack([before[int(row)] for row in kept]), rtol=1e-3)
+
+
 def test_gradual_filtering_narrows(tiny):
     """Later choices are made among the earlier ones, and really fewer."""
     model, prompt = tiny("llama"), a_prompt((1, 40, 40))

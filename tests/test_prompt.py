@@ -203,15 +203,6 @@ def test_an_unknown_template_is_refused(smollm2):
         build_prompt(TWO, "Why?", smollm2.tokenizer, PromptFormat(template="chatty"))
 
 
-def test_the_format_describes_itself():
-    described = PromptFormat("chat", "##", True).describe()
-    assert described == {"template": "chat", "separator": "##", "bos": True}
-    assert PromptFormat(**described) == PromptFormat("chat", "##", True)
-
-
-# --- refusals
-
-
 def test_no_passages_is_refused(smollm2):
     with pytest.raises(ReplicationError, match="passage list is empty"):
         build_prompt((), "Why?", smollm2.tokenizer)

@@ -24,6 +24,7 @@ class Config:
     dtype: str = "float32"
     device: str = "cpu"
     data_dir: str | None = None
+    passages: int | None = None
     ratios: tuple[float, ...] = (0.1,)
     names: tuple[str, ...] = ()
     exact: bool = False

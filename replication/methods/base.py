@@ -70,10 +70,11 @@ class PrefixChain:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Every chunk prefilled on its own; found wherever it stands, also behind a chunk that is missing.
+    """Every chunk prefilled alone; found wherever it stands, also behind a chunk that is missing.
 
-    move: rotate keys to the chunk's place, or leave them as stored. behind_prefix: passages are prefilled behind the
-    prompt's prefix, which they then share as their attention sink, instead of alone.
+    A model that wants a BOS gets it before every chunk, and its KV is dropped, as the authors' code does. move: rotate
+    keys to the chunk's place, or leave them as stored. behind_prefix: passages are prefilled behind the prompt's whole
+    prefix instead, which they then share as their attention sink.
     """
 
     move: bool = True
@@ -95,7 +96,9 @@ class Chunks:
         return [Piece(chunk, start) for chunk, start in found if chunk is not None]
 
     def _context(self, prompt: ChunkedPrompt, segment: Segment) -> tuple[int, ...]:
-        return prompt.prefix_ids if self.behind_prefix and segment.kind == "passage" else ()
+        if segment.start == 0:
+            return ()
+        return prompt.prefix_ids if self.behind_prefix else prompt.bos
 
 
 def _key(model: Model, ids: tuple[int, ...], context: tuple[int, ...] = ()) -> str:
@@ -126,7 +129,9 @@ class Method:
         pieces = self.source.find(model, prompt, store)
         lookup = time.perf_counter() - begun
         result = fuse(StoredKV(model, prompt.ids, pieces, self.source.move), self.selector, truth)
-        result.report.seconds = {"lookup": lookup, **result.report.seconds, "ttft": time.perf_counter() - begun}
+        ttft = time.perf_counter() - begun
+        parts = {"lookup": lookup, **result.report.seconds}
+        result.report.seconds = {**parts, "fuse": ttft - sum(parts.values()), "ttft": ttft}
         return result
 
 

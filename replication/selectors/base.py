@@ -1,6 +1,6 @@
 """Which stored tokens to recompute: the interface that every selector shares."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -65,10 +65,6 @@ class Selector:
     def pick(self, view: View, n: int) -> torch.Tensor:
         """Indices into the candidates of the n tokens to recompute."""
         return self.score(view).topk(n).indices
-
-    def describe(self) -> dict:
-        """The settings, for reports and result files."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def count(ratio: float, tokens: int) -> int:

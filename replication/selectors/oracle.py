@@ -1,5 +1,5 @@
 """Control: the tokens whose KV truly deviates most from full prefill, over all layers. Not a method: it needs the
-full prefill that a method is there to avoid, so it bounds what any choice by KV deviation can reach."""
+full prefill that a method is there to avoid; it shows what a better estimate of the KV deviation would be worth."""
 
 from dataclasses import dataclass
 from typing import ClassVar
