@@ -53,7 +53,7 @@ def load_inputs(config: RagConfig, folder: RunFolder) -> Inputs:
         for e in loaded.examples
     ]
     # the BOS as it was resolved: the setting may leave it to the tokenizer
-    identify(folder, {"model": model.fingerprint, "data": loaded.provenance, "bos": list(prompts[0].bos)})
+    identify(folder, {"model": model.weights, "data": loaded.provenance, "bos": list(prompts[0].bos)})
     return Inputs(model, loaded.examples, prompts)
 
 

@@ -53,7 +53,7 @@ def run(config: Config, folder: RunFolder) -> None:
     text = "".join(passage_text(p) for e in loaded.examples for p in e.passages)
     for dtype in config.dtypes:
         model = load_model(config.model, dtype, config.device)
-        identify(folder, {"kind": f"inputs {dtype}", "model": model.fingerprint, "data": loaded.provenance})
+        identify(folder, {"kind": f"inputs {dtype}", "model": model.weights, "data": loaded.provenance})
         for length in config.lengths:
             # memory is the last record of a place
             if ("memory", dtype, length) not in folder.done(("kind", "dtype", "length")):

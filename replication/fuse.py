@@ -108,20 +108,25 @@ class _Fusion:
             tapped = len(self.rows)
             base = self._check(index, partial(forward, hidden_states, *args, **self._cut(kwargs)))
             hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
-        whole = len(self.rows) == self.cache.tokens
+        # all rows are fresh, and no later choice asks what they replace
+        whole = len(self.rows) == self.cache.tokens and not self._later(index)
         self.cache.base = None if whole else base or self.kv.layer(index)
         self.cache.rows = self.rows
         self.report.rows.append(len(self.rows))
         self.report.attended.append(int((self.rows + 1).sum()))
         self.report.tapped.append(tapped)
         hidden_states = forward(hidden_states, *args, **self._cut(kwargs))
-        if index >= self.selector.check_layer and not whole and self._keep(index + 1):
-            self._choose(index, self._keep(index + 1), self.cache.fresh, self.cache.replaced)
+        if self._later(index):
+            self._choose(index, self._later(index), self.cache.fresh, self.cache.replaced)
             hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
         return hidden_states
 
     def _keep(self, index: int) -> int | None:
         return self.selector.keep(index, self.depth, self.reused) if self.reused and index < self.depth else None
+
+    def _later(self, index: int) -> int | None:
+        """How many tokens are to be chosen, by the KV of this layer, for the next one."""
+        return self._keep(index + 1) if index >= self.selector.check_layer else None
 
     def _check(self, index: int, layer: Callable) -> KV:
         """Choose from the fresh K and V of all current rows; the layer's stored K and V, fresh ones written back."""
@@ -215,6 +220,10 @@ def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None
     model = stored.model
     if selector.check_layer >= len(model.layers):
         raise ReplicationError(f"check layer {selector.check_layer}: the model has layers 0 to {len(model.layers) - 1}")
+    if len(stored.ids) > model.context_length:
+        raise ReplicationError(f"{len(stored.ids)} tokens exceed the model's context of {model.context_length}")
+    if bool(stored.exact.all()):
+        raise ReplicationError("every token is stored, so there is nothing to compute: the question must be fresh")
     fusion = _Fusion(stored, selector, truth)
     with block_attention(model.lm), wrapped(model.layers, fusion.run):
         output = model.lm(input_ids=model.tensor(stored.ids), cache=fusion.cache, use_cache=True, logits_to_keep=1)

@@ -1,7 +1,9 @@
 """A causal language model that chunk reuse can trust: loaded by short name, hub id or directory, and checked."""
 
 import hashlib
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,14 +19,25 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model with what reuse needs: its decoder layers, its key rotation, and a fingerprint of its weights."""
+    """A loaded model with what reuse needs: its decoder layers, its key rotation, and what tells it from others.
+
+    weights: sha256 over names, shapes, dtypes and bytes of all weights. fingerprint: over these and the config; two
+    models share chunks only if it is the same.
+    """
 
     name: str
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     layers: nn.ModuleList
     rotation: KeyRotation
-    fingerprint: str
+    weights: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        # where it was loaded from and as what says nothing about it; the dtype is part of a chunk's key
+        config = {k: v for k, v in self.lm.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
+        text = f"{self.weights} {json.dumps(config, sort_keys=True, default=str)}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +78,7 @@ def wrap(name: str, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | No
     """A Model around a transformers causal LM that is already in memory; refuses one whose keys cannot be moved."""
     lm = lm.eval().requires_grad_(False)
     layers = _decoder_layers(lm)
-    return Model(name, lm, tokenizer, layers, KeyRotation.proved(lm, layers), _fingerprint(lm))
+    return Model(name, lm, tokenizer, layers, KeyRotation.proved(lm, layers), _weights_sha256(lm))
 
 
 def _decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
@@ -76,8 +89,7 @@ def _decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
     raise ReplicationError(f"{type(lm).__name__} has no list of {count} decoder layers, so its layers cannot be walked")
 
 
-def _fingerprint(lm: PreTrainedModel) -> str:
-    """sha256 over names, shapes and bytes of all weights: two models share chunks only if they are the same."""
+def _weights_sha256(lm: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in lm.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())

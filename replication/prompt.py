@@ -84,6 +84,8 @@ class ChunkedPrompt:
     def reordered(self, order: list[int]) -> "ChunkedPrompt":
         """The same prompt with its passages in another order (`order`: old index at each new place)."""
         passages = [s for s in self.segments if s.kind == "passage"]
+        if sorted(order) != list(range(len(passages))):
+            raise ReplicationError(f"{order} is no order of {len(passages)} passages, which count from 0")
         places = iter(order)
         parts = [(s.kind, passages[next(places)].ids if s.kind == "passage" else s.ids) for s in self.segments]
         return chain(parts, self.bos)
@@ -132,8 +134,9 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
     if not question.strip():
         raise ReplicationError("the question is empty: give the text of a question")
 
-    def encode(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    def encode(text: str, plain: bool = False) -> list[int]:
+        # in a user's text, the name of a special token is text
+        return tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"]
 
     head, tail = _frame(tokenizer, style)
     bos = _bos(tokenizer, style)
@@ -142,14 +145,14 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
     for index, passage in enumerate(passages):
         if index:
             parts.append(("separator", encode(style.separator)))
-        ids = encode(passage_text(passage))
+        ids = encode(passage_text(passage), plain=True)
         if context_length and len(ids) > context_length:
             raise ReplicationError(
                 f"passage {index + 1} ('{passage.title}') has {len(ids)} tokens, but the model's context is "
                 f"{context_length}: split the passage"
             )
         parts.append(("passage", ids))
-    parts.append(("question", encode(f"Question: {question.strip()}\n{tail}")))
+    parts.append(("question", encode(f"Question: {question.strip()}\n", plain=True) + encode(tail)))
     prompt = chain(parts, tuple(bos))
     if context_length and len(prompt) > context_length:
         raise ReplicationError(

@@ -15,6 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from replication.errors import ReplicationError
 
 Angles = tuple[torch.Tensor, torch.Tensor]
+KV = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class KeyRotation:
 
 
 class _Tapped(Exception):
-    """Carries the keys out of a layer before it attends."""
+    """Carries K and V out of a layer before it attends."""
 
 
 class _KeyTap(Cache):
@@ -103,7 +104,7 @@ class _KeyTap(Cache):
         super().__init__(layers=[])
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        raise _Tapped(key_states)
+        raise _Tapped(key_states[0], value_states[0])
 
 
 def _observe(lm: PreTrainedModel, layers: nn.ModuleList) -> tuple[list[_RotaryCall], list[dict]]:
@@ -116,6 +117,11 @@ def _observe(lm: PreTrainedModel, layers: nn.ModuleList) -> tuple[list[_RotaryCa
             made.append((output[0], _RotaryCall(module, args, kwargs)))
 
     def skip(hidden_states, *args, **kwargs):
+        if kwargs.get("position_embeddings") is None:
+            raise ReplicationError(
+                f"{type(lm).__name__} is refused: its layers receive no rotary position embeddings (absolute or ALiBi "
+                "positions), so a key computed at one position cannot be moved to another"
+            )
         received.append(kwargs)
         return hidden_states
 
@@ -130,18 +136,15 @@ def _observe(lm: PreTrainedModel, layers: nn.ModuleList) -> tuple[list[_RotaryCa
             hook.remove()
         for layer in layers:
             del layer.forward
-    calls = [_call_behind(lm, made, kwargs.get("position_embeddings")) for kwargs in received]
+    calls = [_call_behind(lm, made, kwargs["position_embeddings"]) for kwargs in received]
     return calls, received
 
 
-def _call_behind(lm: PreTrainedModel, made: list, embeddings: Angles | None) -> _RotaryCall:
+def _call_behind(lm: PreTrainedModel, made: list, embeddings: Angles) -> _RotaryCall:
     for cos, call in made:
-        if embeddings is not None and cos is embeddings[0]:
+        if cos is embeddings[0]:
             return call
-    raise ReplicationError(
-        f"{type(lm).__name__} is refused: its layers receive no rotary position embeddings (absolute or ALiBi "
-        "positions), so a key computed at one position cannot be moved to another"
-    )
+    raise ReplicationError(f"{type(lm).__name__} is refused: its position embeddings do not come from a module")
 
 
 def _prove(lm: PreTrainedModel, index: int, layer: nn.Module, call: _RotaryCall, kwargs: dict) -> Layout:
@@ -152,29 +155,35 @@ def _prove(lm: PreTrainedModel, index: int, layer: nn.Module, call: _RotaryCall,
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, n, lm.config.hidden_size, generator=generator).to(lm.device, lm.dtype)
 
-    def keys_at(start: int) -> torch.Tensor:
+    def kv_at(start: int) -> KV:
         positions = torch.arange(start, start + n, device=lm.device)
-        embeddings = call.embeddings(hidden, positions)
-        own = {k: v for k, v in kwargs.items() if not isinstance(v, Cache)}
-        own |= {"position_embeddings": embeddings, "position_ids": positions[None], "attention_mask": None}
+        # the cache is found by its type, because its name differs between models
+        own = {k: _KeyTap() if isinstance(v, Cache) else v for k, v in kwargs.items()}
+        own |= {"position_embeddings": call.embeddings(hidden, positions)}
+        own |= {"position_ids": positions[None], "attention_mask": None}
         try:
-            layer(hidden, **own, cache=_KeyTap())
+            layer(hidden, **own)
         except _Tapped as tapped:
-            return tapped.args[0][0]
+            return tapped.args
         raise ReplicationError(f"{type(lm).__name__} is refused: layer {index} does not put its keys into the cache")
 
     for layout in LAYOUTS:
-        if all(_agrees(layout, call, keys_at(a), keys_at(b), b - a) for a, b in moves):
+        if all(_agrees(layout, call, kv_at(a), kv_at(b), b - a) for a, b in moves):
             return layout
     raise ReplicationError(
         f"{type(lm).__name__} is refused: in layer {index} a moved key differs from the key computed at the new "
-        "position (frequencies that depend on the prompt length, or an unknown rotary layout)"
+        "position, or a value depends on it (frequencies that depend on the prompt length, or an unknown rotary layout)"
     )
 
 
-def _agrees(layout: Layout, call: _RotaryCall, source: torch.Tensor, target: torch.Tensor, delta: int) -> bool:
-    moved = source.clone()
-    layout(moved, *call.angles(torch.full((source.shape[1],), delta, device=source.device)))
+def _agrees(layout: Layout, call: _RotaryCall, source: KV, target: KV, delta: int) -> bool:
+    """Whether moving the keys of `source` by delta gives those of `target`, the values being equal."""
+    moved = source[0].clone()
+    layout(moved, *call.angles(torch.full((moved.shape[1],), delta, device=moved.device)))
     # angles are fp32 products, so their error grows with the distance; coarse dtypes round the keys themselves
-    tolerance = 1e-5 + 3e-7 * abs(delta) if source.dtype == torch.float32 else 3e-2
-    return bool((moved - target).abs().max() <= tolerance * target.abs().max())
+    tolerance = 1e-5 + 3e-7 * abs(delta) if moved.dtype == torch.float32 else 3e-2
+    return _close(moved, target[0], tolerance) and _close(source[1], target[1], tolerance)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())

@@ -39,6 +39,7 @@ _OWN = {
         },
         "query_pre_attn_scalar": 8,
     },
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
     "phi3": {"partial_rotary_factor": 0.5},
     "smollm3": {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": False},
     "cohere": {"logit_scale": 1.0},  # its keys are rotated in neighbouring pairs

@@ -282,3 +282,15 @@ def test_first_difference_is_the_length_of_the_common_prefix(a, b):
 def test_first_difference_behind_a_common_prefix(common, a, b):
     index = first_difference(a, b)
     assert first_difference((*common, *a), (*common, *b)) == (None if index is None else len(common) + index)
+
+
+def test_the_name_of_a_special_token_in_a_passage_is_text(smollm2):
+    tokenizer = smollm2.tokenizer
+    prompt = build_prompt((Passage("a", f"x {tokenizer.eos_token} y"),), f"q {tokenizer.eos_token}?", tokenizer)
+    assert tokenizer.eos_token_id not in prompt.ids
+
+
+@pytest.mark.parametrize("order", [[0], [0, 0], [1, 2]])
+def test_an_order_that_is_none_is_refused(order):
+    with pytest.raises(ReplicationError, match="no order of 2 passages"):
+        chain([("passage", (1,)), ("passage", (2,)), ("question", (3,))]).reordered(order)

@@ -192,3 +192,33 @@ def test_a_refused_model_still_works_afterwards():
         with pytest.raises(ReplicationError):
             wrap("gpt2", lm)
         assert torch.equal(lm(ids).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("bloom", {"n_layer": 2, "n_head": 4}),
+        ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
+        ("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),
+    ],
+)
+def test_other_models_without_rotary_keys_are_refused_with_the_reason(family, sizes):
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, hidden_size=32, vocab_size=97, **sizes))
+    with pytest.raises(ReplicationError, match="no rotary position embeddings"):
+        wrap(family, lm)
+
+
+def test_a_model_whose_values_depend_on_the_position_is_refused():
+    """Latent attention caches a rotated part where values are expected."""
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    config = AutoConfig.for_model(
+        "deepseek_v3",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=97,
+        first_k_dense_replace=2,
+        **sizes,
+    )
+    with pytest.raises(ReplicationError, match="is refused"):
+        wrap("mla", AutoModelForCausalLM.from_config(config))

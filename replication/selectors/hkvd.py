@@ -34,8 +34,8 @@ class HKVD(Selector):
     def keep(self, layer: int, depth: int, reused: int) -> int | None:
         if self.schedule == "fixed" or layer < self.check_layer:
             return super().keep(layer, depth, reused)
-        steps = max(1, depth - 1 - self.check_layer)
-        lean = 1 - 2 * (layer - self.check_layer) / steps
+        steps = depth - 1 - self.check_layer
+        lean = 1 - 2 * (layer - self.check_layer) / steps if steps else 0
         return count(self.ratio * (1 + self.taper * (1 - self.ratio) * lean), reused)
 
     def score(self, view: View) -> torch.Tensor:
