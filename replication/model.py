@@ -34,9 +34,10 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        # where it was loaded from and as what says nothing about it; the dtype is part of a chunk's key
-        config = {k: v for k, v in self.lm.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
-        text = f"{self.weights} {json.dumps(config, sort_keys=True, default=str)}"
+        # loading sets these; the class says what `architectures` does, and the dtype is part of a chunk's key
+        loading = ("_name_or_path", "architectures", "dtype")
+        config = {k: v for k, v in self.lm.config.to_dict().items() if k not in loading}
+        text = f"{self.weights} {type(self.lm).__name__} {json.dumps(config, sort_keys=True, default=str)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
