@@ -85,7 +85,7 @@ def _parser() -> tuple[_Parser, Registry]:
 
 def _add_run_options(command: _Parser, out: str) -> None:
     command.add_argument("--out", help=f"folder of results (default: {out}); a run there is resumed")
-    command.add_argument("--seed", help="seed of data and choices")
+    command.add_argument("--seed", help="seed of the data")
     command.add_argument("--device", help="cpu, cuda, ...")
     command.add_argument("--dtype", help="float32, bfloat16 or float16")
     command.add_argument("--data-dir", help="folder of local data files (default: REPLICATION_DATA)")

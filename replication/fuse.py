@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from replication.errors import ReplicationError
 from replication.layers import wrapped
-from replication.row_attention import block_attention, row_blocks
+from replication.row_attention import Block, block_attention, row_blocks
 from replication.selectors.base import KV, Selector, View
 from replication.stored import StoredKV
 
@@ -92,17 +92,18 @@ class _Fusion:
         device = stored.model.device
         self.depth = len(stored.model.layers)
         self.fresh = ~stored.stored.to(device)
-        self.candidates = (stored.stored & ~stored.exact).to(device)
+        self.chosen = self.candidates = (stored.stored & ~stored.exact).to(device)
         self.reused = int(self.candidates.sum())
         self.rows = torch.arange(len(stored.ids), device=device)
         self.cache = _FusionCache(len(stored.ids))
         self.report = Report(reused=int(stored.stored.sum()))
         self._cuts: dict[int, tuple] = {}
+        self._blocks: list[Block] = []
 
     def run(self, index: int, forward: Callable, hidden_states: torch.Tensor, *args, **kwargs):
         if index == 0:
-            recompute = self.selector.ratio > 0
-            hidden_states = self._narrow(self.fresh | self.candidates if recompute else self.fresh, hidden_states)
+            start = self.fresh | self.chosen if self.selector.ratio > 0 else self.fresh
+            hidden_states = self._narrow(start, hidden_states)
         base, tapped = None, 0
         if index == self.selector.check_layer and self._keep(index):
             tapped = len(self.rows)
@@ -156,7 +157,7 @@ class _Fusion:
         self.chosen[picked] = True
         self.report.selected = picked.tolist()
 
-    def _tap(self, layer: Callable) -> tuple[torch.Tensor, torch.Tensor]:
+    def _tap(self, layer: Callable) -> KV:
         self.cache.tap = True
         try:
             layer()
