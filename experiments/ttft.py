@@ -23,27 +23,29 @@ PARTS = ("lookup", "load", "rotate", "fuse")
 
 @dataclass(frozen=True)
 class Config(RagConfig):
-    """lengths: prompt tokens, cut into chunks of `chunk` tokens and a question of `fresh` tokens; every dtype of
-    `dtypes` is measured, `dtype` is not used."""
+    """lengths: prompt tokens: a shared prefix of `prefix` tokens, chunks of `chunk` tokens, and a question of `fresh`
+    tokens; every dtype of `dtypes` is measured, `dtype` is not used."""
 
     n: int = 40
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     lengths: tuple[int, ...] = (2048,)
     chunk: int = 256
+    prefix: int = 32
     fresh: int = 32
     ratio: float = 0.15
     rounds: int = 7
 
     def __post_init__(self):
-        require_positive(self, "n", "chunk", "fresh", "rounds")
-        if not self.lengths or min(self.lengths) <= self.fresh + 1:
-            raise ReplicationError(f"every length must exceed the question's {self.fresh} tokens by 2 or more")
+        require_positive(self, "n", "chunk", "prefix", "fresh", "rounds")
+        if not self.lengths or min(self.lengths) <= self.prefix + self.fresh:
+            raise ReplicationError(
+                f"every length must exceed the {self.prefix + self.fresh} tokens of prefix and question"
+            )
         for chosen in self.cells():
             make_method(*chosen)
 
     def cells(self) -> list[tuple[str, float]]:
-        """Without the oracle, and without the methods that share a prefix, since these prompts have none."""
-        names = [name for name in METHODS if name not in ("oracle", "shared-prefix", "shared-prefix-blend")]
+        names = [name for name in METHODS if name != "oracle"]
         return [(name, self.ratio if METHODS[name].takes_ratio else 0.0) for name in names]
 
 
@@ -61,17 +63,17 @@ def run(config: Config, folder: RunFolder) -> None:
 
 
 def _prompt(config: Config, model: Model, text: str, length: int) -> ChunkedPrompt:
-    """Running text of the data set: a first token that is in no store, so that no chunk is an exact prefix; chunks of
-    equal length; the last tokens as the question."""
+    """Running text of the data set, cut into the prefix, chunks of equal length (the last may be shorter), and the
+    question."""
     if length > model.context_length:
         raise ReplicationError(f"{length} tokens exceed the model's context of {model.context_length}: set lengths")
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) < length:
         raise ReplicationError(f"{config.n} examples give {len(ids)} tokens, {length} are needed: raise n")
     stop = length - config.fresh
-    spans = [(at, min(at + config.chunk, stop)) for at in range(1, stop, config.chunk)]
+    spans = [(at, min(at + config.chunk, stop)) for at in range(config.prefix, stop, config.chunk)]
     passages = [("passage", ids[a:b]) for a, b in spans]
-    return chain([("separator", ids[:1]), *passages, ("question", ids[stop:length])])
+    return chain([("prefix", ids[: config.prefix]), *passages, ("question", ids[stop:length])])
 
 
 def _measure(config: Config, folder: RunFolder, model: Model, dtype: str, prompt: ChunkedPrompt) -> None:

@@ -120,7 +120,8 @@ class _Fusion:
         if self._later(index):
             self._choose(index, self._later(index), self.cache.fresh, self.cache.replaced)
             hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
-        return hidden_states
+        # only the last row gets logits; as a tensor of its own, the head's weights are not copied for it
+        return hidden_states if index < self.depth - 1 else hidden_states[:, -1:].clone()
 
     def _keep(self, index: int) -> int | None:
         return self.selector.keep(index, self.depth, self.reused) if self.reused and index < self.depth else None
@@ -198,10 +199,16 @@ class _Fusion:
 
     def _causal(self, rows: torch.Tensor) -> torch.Tensor:
         keys = torch.arange(self.cache.tokens, device=rows.device)
-        return (keys <= rows[:, None])[None, None]
+        return self._additive((keys <= rows[:, None])[None, None])
 
     def _rows_of(self, mask: torch.Tensor) -> torch.Tensor:
-        return mask[:, :, self.rows]
+        mask = mask[:, :, self.rows]
+        return self._additive(mask) if mask.dtype == torch.bool else mask
+
+    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+        """0 where a key is seen, -inf elsewhere: the form that kernels turn a mask into, here once for all layers."""
+        zeros = torch.zeros(seen.shape, dtype=self.kv.model.dtype, device=seen.device)
+        return zeros.masked_fill_(~seen, float("-inf"))
 
     def _once(self, source: torch.Tensor, make: Callable) -> torch.Tensor:
         """make(source), computed once for all layers with the same rows."""

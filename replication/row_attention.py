@@ -28,25 +28,25 @@ def row_blocks(rows: torch.Tensor) -> list[Block]:
 
 
 def _attend(module, query, key, value, attention_mask, blocks: list[Block] | None = None, scaling=None, **kwargs):
-    """Shapes as in transformers' attention functions; without blocks, its SDPA.
+    """Shapes as in transformers' attention functions; without blocks, its SDPA; with them, for a batch of one.
 
-    Query heads that share a KV head are stacked as rows, so that keys and values need not be repeated for them.
+    KV heads stand in the place of the batch, so that each is shared by its query heads without being copied.
     """
     if blocks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    group = query.shape[1] // key.shape[1]
-    query = query.unflatten(1, (key.shape[1], group))
+    query = query[0].unflatten(0, (key.shape[1], -1))
+    key, value = (t[0][:, None].expand(-1, query.shape[1], -1, -1) for t in (key, value))
     outputs = [
         scaled_dot_product_attention(
-            query[:, :, :, rows].flatten(2, 3),
+            query[:, :, rows],
             key[:, :, :keys],
             value[:, :, :keys],
-            attn_mask=attention_mask[:, :, rows, :keys].repeat(1, 1, group, 1),
+            attn_mask=attention_mask[:, :, rows, :keys],
             scale=scaling,
-        ).unflatten(2, (group, -1))
+        )
         for rows, keys in blocks
     ]
-    return torch.cat(outputs, dim=3).flatten(1, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
 AttentionInterface.register(_NAME, _attend)
