@@ -23,7 +23,7 @@ def resident_bytes(device: torch.device) -> int | None:
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int | None:
     """Highest use while `work` runs, in the same terms as `resident_bytes`."""
-    gc.collect()
+    resident_bytes(device)  # drops what earlier work left behind
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         work()
