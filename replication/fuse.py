@@ -56,7 +56,7 @@ class _FusionCache(Cache):
     def __init__(self, tokens: int):
         super().__init__(layers=[])
         self.tokens = tokens
-        self.tap = False
+        self.tap = self.compare = False
         self.rows: torch.Tensor | None = None
         self.base: KV | None = None
         self.fresh: KV | None = None
@@ -68,7 +68,8 @@ class _FusionCache(Cache):
             raise _Tapped(key_states, value_states)
         self.fresh = key_states, value_states
         if self.base is not None:
-            self.replaced = tuple(t.index_select(2, self.rows) for t in self.base)
+            if self.compare:
+                self.replaced = tuple(t.index_select(2, self.rows) for t in self.base)
             key_states = self.base[0].index_copy_(2, self.rows, key_states)
             value_states = self.base[1].index_copy_(2, self.rows, value_states)
         layer = DynamicLayer()
@@ -109,15 +110,16 @@ class _Fusion:
             tapped = len(self.rows)
             base = self._check(index, partial(forward, hidden_states, *args, **self._cut(kwargs)))
             hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
+        self.cache.compare = bool(self._later(index))
         # all rows are fresh, and no later choice asks what they replace
-        whole = len(self.rows) == self.cache.tokens and not self._later(index)
+        whole = len(self.rows) == self.cache.tokens and not self.cache.compare
         self.cache.base = None if whole else base or self.kv.layer(index)
         self.cache.rows = self.rows
         self.report.rows.append(len(self.rows))
         self.report.attended.append(int((self.rows + 1).sum()))
         self.report.tapped.append(tapped)
         hidden_states = forward(hidden_states, *args, **self._cut(kwargs))
-        if self._later(index):
+        if self.cache.compare:
             self._choose(index, self._later(index), self.cache.fresh, self.cache.replaced)
             hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
         # only the last row gets logits; as a tensor of its own, the head's weights are not copied for it
@@ -143,13 +145,13 @@ class _Fusion:
 
     def _choose(self, index: int, keep: int, fresh: KV, stored: KV) -> None:
         """Let the selector pick among the current rows, whose K and V these are, the tokens to go on with."""
-        in_play = self.candidates[self.rows]
+        in_play = self.candidates[self.rows].nonzero()[:, 0]
         candidates = self.rows[in_play]
         view = View(
             layer=index,
             candidates=candidates,
-            fresh=tuple(t[0][:, in_play] for t in fresh),
-            stored=tuple(t[0][:, in_play] for t in stored),
+            fresh=tuple(t[0].index_select(1, in_play) for t in fresh),
+            stored=tuple(t[0].index_select(1, in_play) for t in stored),
             kv=self.kv,
             truth=self.truth,
         )
@@ -173,10 +175,11 @@ class _Fusion:
         stay = mask[self.rows]
         if bool(stay.all()):
             return hidden_states
+        stay = stay.nonzero()[:, 0]
         self.rows = self.rows[stay]
         self._blocks = row_blocks(self.rows)
-        self._cuts.clear()
-        return hidden_states[:, stay]
+        self._cuts = {key: (source, dim, cut.index_select(dim, stay)) for key, (source, dim, cut) in self._cuts.items()}
+        return hidden_states.index_select(1, stay)
 
     def _cut(self, kwargs: dict) -> dict:
         """The arguments that the model gives a layer for all tokens, for the current rows alone."""
@@ -184,37 +187,33 @@ class _Fusion:
             return kwargs
         cut = dict(kwargs)
         if cut.get("position_embeddings") is not None:
-            cut["position_embeddings"] = tuple(
-                self._once(t, lambda t: t[:, self.rows]) for t in cut["position_embeddings"]
-            )
+            cut["position_embeddings"] = tuple(self._once(t, -2, self._rows_of) for t in cut["position_embeddings"])
         if cut.get("position_ids") is not None:
-            cut["position_ids"] = self._once(cut["position_ids"], lambda t: t[..., self.rows])
-        mask = cut.get("attention_mask")
-        # no mask means causal attention, which a kernel can infer for all rows but not for some
-        cut["attention_mask"] = self._once(
-            self.rows if mask is None else mask, self._causal if mask is None else self._rows_of
-        )
+            cut["position_ids"] = self._once(cut["position_ids"], -1, self._rows_of)
+        cut["attention_mask"] = self._once(cut.get("attention_mask"), -2, self._mask_of)
         cut["blocks"] = self._blocks
         return cut
 
-    def _causal(self, rows: torch.Tensor) -> torch.Tensor:
-        keys = torch.arange(self.cache.tokens, device=rows.device)
-        return self._additive((keys <= rows[:, None])[None, None])
+    def _once(self, source: torch.Tensor | None, dim: int, make: Callable) -> torch.Tensor:
+        """The current rows of `source`, which are along `dim`: made once for all layers, then narrowed with them."""
+        if id(source) not in self._cuts:
+            self._cuts[id(source)] = (source, dim, make(source, dim))
+        return self._cuts[id(source)][2]
 
-    def _rows_of(self, mask: torch.Tensor) -> torch.Tensor:
-        mask = mask[:, :, self.rows]
-        return self._additive(mask) if mask.dtype == torch.bool else mask
+    def _rows_of(self, source: torch.Tensor, dim: int) -> torch.Tensor:
+        return source.index_select(dim, self.rows)
 
-    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
-        """0 where a key is seen, -inf elsewhere: the form that kernels turn a mask into, here once for all layers."""
+    def _mask_of(self, mask: torch.Tensor | None, dim: int) -> torch.Tensor:
+        """Additive: 0 where a key is seen, -inf elsewhere, the form that kernels turn a mask into."""
+        if mask is None:  # causal attention, which a kernel can infer for all rows but not for some
+            keys = torch.arange(self.cache.tokens, device=self.rows.device)
+            seen = (keys <= self.rows[:, None])[None, None]
+        else:
+            seen = self._rows_of(mask, dim)
+        if seen.dtype != torch.bool:
+            return seen
         zeros = torch.zeros(seen.shape, dtype=self.kv.model.dtype, device=seen.device)
         return zeros.masked_fill_(~seen, float("-inf"))
-
-    def _once(self, source: torch.Tensor, make: Callable) -> torch.Tensor:
-        """make(source), computed once for all layers with the same rows."""
-        if id(source) not in self._cuts:
-            self._cuts[id(source)] = (source, make(source))
-        return self._cuts[id(source)][1]
 
 
 @torch.inference_mode()

@@ -64,7 +64,10 @@ def _git(*arguments: str) -> str | None:
 def _machine() -> dict:
     return {
         "cores": os.cpu_count(),
-        "cpu": _cpu_model(),
+        "cpu": _cpu("model name") or platform.processor() or platform.machine() or None,
+        # how fast bf16 is hangs on these
+        "bf16_units": sorted({flag for flag in (_cpu("flags") or "").split() if "bf16" in flag}),
+        "onednn_max_cpu_isa": os.environ.get("ONEDNN_MAX_CPU_ISA"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "memory_gib": _memory_gib(),
         "system": platform.system(),
@@ -72,13 +75,12 @@ def _machine() -> dict:
     }
 
 
-def _cpu_model() -> str | None:
+def _cpu(field: str) -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), platform.processor() or platform.machine() or None)
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), None)
 
 
 def _memory_gib() -> float | None:

@@ -33,18 +33,18 @@ class _RotaryCall:
         kwargs = {k: ids if k == "position_ids" else v for k, v in self.kwargs.items()}
         return self.module(like, *args, **kwargs)
 
-    def angles(self, deltas: torch.Tensor) -> Angles:
-        """cos and sin [n, rotary dim] in fp32 for moves by `deltas` [n], the model's attention scaling removed."""
+    def angles(self, deltas: torch.Tensor, dtype: torch.dtype) -> Angles:
+        """cos and sin [n, rotary dim] for moves by `deltas` [n], the model's attention scaling removed; made in fp32,
+        then rounded to `dtype`, as models do for their own keys."""
         cos, sin = self.embeddings(torch.empty(1, device=deltas.device), deltas.abs())
         scale = (cos[0].square() + sin[0].square()).sqrt()
-        return cos[0] / scale, sin[0] / scale * deltas.sign()[:, None]
+        return (cos[0] / scale).to(dtype), (sin[0] / scale * deltas.sign()[:, None]).to(dtype)
 
 
 def _rotate(keys: torch.Tensor, first: slice, second: slice, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    a, b = keys[..., first], keys[..., second]
-    turned = torch.addcmul(a * cos, b, sin, value=-1)
-    keys[..., second] = torch.addcmul(b * cos, a, sin)
-    keys[..., first] = turned
+    old = keys.clone()
+    keys[..., first].mul_(cos).addcmul_(old[..., second], sin, value=-1)
+    keys[..., second].mul_(cos).addcmul_(old[..., first], sin)
 
 
 def _halves(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -84,10 +84,11 @@ class KeyRotation:
             layouts = [_prove(lm, i, layer, calls[i], kwargs[i]) for i, layer in enumerate(layers)]
         return cls(calls, layouts)
 
-    def angles(self, deltas: torch.Tensor) -> list[Angles]:
-        """Per layer, cos and sin [n, rotary dim] for moves of `deltas` [n] positions (negative: to the left)."""
+    def angles(self, deltas: torch.Tensor, dtype: torch.dtype) -> list[Angles]:
+        """Per layer, cos and sin [n, rotary dim] for moves of `deltas` [n] positions (negative: to the left) of keys of
+        `dtype`."""
         shared = {id(call): call for call in self.calls}
-        angles = {key: call.angles(deltas) for key, call in shared.items()}
+        angles = {key: call.angles(deltas, dtype) for key, call in shared.items()}
         return [angles[id(call)] for call in self.calls]
 
     def move(self, layer: int, keys: torch.Tensor, angles: list[Angles]) -> None:
@@ -179,7 +180,7 @@ def _prove(lm: PreTrainedModel, index: int, layer: nn.Module, call: _RotaryCall,
 def _agrees(layout: Layout, call: _RotaryCall, source: KV, target: KV, delta: int) -> bool:
     """Whether moving the keys of `source` by delta gives those of `target`, the values being equal."""
     moved = source[0].clone()
-    layout(moved, *call.angles(torch.full((moved.shape[1],), delta, device=moved.device)))
+    layout(moved, *call.angles(torch.full((moved.shape[1],), delta, device=moved.device), moved.dtype))
     # angles are fp32 products, so their error grows with the distance; coarse dtypes round the keys themselves
     tolerance = 1e-5 + 3e-7 * abs(delta) if moved.dtype == torch.float32 else 3e-2
     return _close(moved, target[0], tolerance) and _close(source[1], target[1], tolerance)

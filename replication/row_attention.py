@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 _NAME = "sdpa_row_blocks"
-_ROWS = 64
+_ROWS = 128
 
 Block = tuple[slice, int]
 
@@ -30,23 +30,23 @@ def row_blocks(rows: torch.Tensor) -> list[Block]:
 def _attend(module, query, key, value, attention_mask, blocks: list[Block] | None = None, scaling=None, **kwargs):
     """Shapes as in transformers' attention functions; without blocks, its SDPA; with them, for a batch of one.
 
-    KV heads stand in the place of the batch, so that each is shared by its query heads without being copied.
+    The query heads that share a KV head are stacked as rows of it: nothing is copied for them, and kernels like rows.
     """
     if blocks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    query = query[0].unflatten(0, (key.shape[1], -1))
-    key, value = (t[0][:, None].expand(-1, query.shape[1], -1, -1) for t in (key, value))
+    group = query.shape[1] // key.shape[1]
+    query = query.unflatten(1, (-1, group))
     outputs = [
         scaled_dot_product_attention(
-            query[:, :, rows],
+            query[:, :, :, rows].flatten(2, 3),
             key[:, :, :keys],
             value[:, :, :keys],
-            attn_mask=attention_mask[:, :, rows, :keys],
+            attn_mask=attention_mask[:, :, rows, :keys].repeat(1, 1, group, 1),
             scale=scaling,
-        )
+        ).unflatten(2, (group, -1))
         for rows, keys in blocks
     ]
-    return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
+    return torch.cat(outputs, dim=3).flatten(1, 2).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(_NAME, _attend)

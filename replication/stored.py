@@ -73,6 +73,6 @@ class StoredKV:
         for piece in self._moved:
             deltas[piece.target : piece.stop] = piece.target - piece.chunk.start
         self._span = slice(min(p.target for p in self._moved), max(p.stop for p in self._moved))
-        angles = self.model.rotation.angles(deltas[self._span])
+        angles = self.model.rotation.angles(deltas[self._span], self.model.dtype)
         self.seconds["rotate"] += time.perf_counter() - begun
         return angles

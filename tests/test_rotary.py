@@ -39,7 +39,7 @@ def kv_at(model: Model, ids: tuple[int, ...], start: int) -> ChunkKV:
 
 def moved(model: Model, chunk: ChunkKV, target: int) -> list[torch.Tensor]:
     """The keys of every layer after the move, by the rotation alone."""
-    angles = model.rotation.angles(torch.full((len(chunk.ids),), target - chunk.start))
+    angles = model.rotation.angles(torch.full((len(chunk.ids),), target - chunk.start), model.dtype)
     keys = [k.clone() for k in chunk.keys]
     for index, k in enumerate(keys):
         model.rotation.move(index, k, angles)
