@@ -163,7 +163,9 @@ def _maps(figure, axes, attention: dict) -> None:
         axis.set_title(f"Attention, {title}")
         axis.grid(False)
     axes[0].set_ylabel("attending chunk")
-    figure.colorbar(image, ax=axes, label="share of attention, % (white: none)", shrink=0.8)
+    figure.colorbar(
+        image, ax=axes, label="share of attention, % (white: none)", shrink=0.8, ticks=(0.1, 1, 10, 100), format="%g"
+    )
 
 
 def _sinks(axis, attention: dict) -> None:
@@ -224,9 +226,9 @@ def _summary(folder: Path) -> dict:
 
 
 def _save(figure, folder: Path) -> None:
-    figure.savefig(folder / "figure.pdf")
+    figure.savefig(folder / "figure.pdf", bbox_inches="tight")
     # last and atomic: its presence says that the run is complete
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=160)
+    figure.savefig(image, format="png", dpi=160, bbox_inches="tight")
     write_atomic(folder / "figure.png", image.getvalue())
     plt.close(figure)

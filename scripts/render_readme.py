@@ -56,13 +56,15 @@ def faults() -> str:
 def ttft() -> str:
     """Speed-ups at fixed lengths with their ceilings."""
     rows = []
-    for path in sorted(RESULTS.glob("*/ttft/*/summary.json"), key=_order):
+    paths = sorted(RESULTS.glob("*/ttft/*/summary.json"), key=_order)
+    for path in [*paths, *RESULTS.glob("without-amx/*/ttft/*/summary.json")]:
+        note = " without AMX" if path.is_relative_to(RESULTS / "without-amx") else ""
         for place, found in _read(path)["places"].items():
             dtype, length = place.split()
             cells, build = found["cells"], found["build"]
             rows.append(
                 [
-                    f"{path.parts[-4]}, {dtype}, {int(length):,} tokens",
+                    f"{path.parts[-4]}, {dtype}{note}, {int(length):,} tokens",
                     f"{cells['transformers']['ttft']['median']:.2f} s",
                     *[
                         f"{_speed(cells[name])} (ceiling {cells[name]['ceiling']:.1f})"
