@@ -1,5 +1,6 @@
 """Quality against time to first token, for every method and recompute ratio (S-21, S-22, A-09, A-10; paper fig. 12)."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,13 +129,10 @@ def summarise(records: list[dict], config: Config) -> dict:
 
 
 def _speedups(records: list[dict]) -> dict[str, dict]:
-    found: dict[str, dict[str, list]] = {}
+    found: dict[str, dict[str, list]] = defaultdict(lambda: {"speedup": [], "ttft": [], "ceiling": []})
     for record in records:
         if record["kind"] == "timing" and record["cell"] != BASELINE:
-            seconds, lists = (
-                record["seconds"],
-                found.setdefault(record["cell"], {"speedup": [], "ttft": [], "ceiling": []}),
-            )
+            seconds, lists = record["seconds"], found[record["cell"]]
             lists["speedup"].append(seconds[BASELINE] / seconds["ttft"])
             lists["ttft"].append(seconds["ttft"])
             lists["ceiling"].append(record["ceiling"])
