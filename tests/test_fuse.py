@@ -1,13 +1,40 @@
 """Invariants of fused prefill: against transformers itself, and against a dense reference that shares no code."""
 
-import hashlib
-from itertools import pairwise, permutations, product
+from itertools import permutations, product
 
 import pytest
 import torch
 from conftest import FAMILIES, SLIDING, VOCABULARY, WINDOW, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefills import (
+    BLENDING,
+    CHUNKED,
+    EXACT,
+    LENGTHS,
+    RATIOS,
+    REUSING,
+    TOLERANCE,
+    a_prompt,
+    all_equal,
+    assert_close,
+    assert_full,
+    assert_identical,
+    decode,
+    digest,
+    exact_tokens,
+    filled,
+    kv,
+    learned,
+    prompts,
+    replaced,
+    reuse_alone,
+    run,
+    stored_tensors,
+    tokens,
+    transformers_cache,
+    transformers_logits,
+)
 from transformers import DynamicCache
 
 from replication.chunk import prefill_chunk
@@ -18,148 +45,9 @@ from replication.methods import METHODS, Chunks, Method, make_method
 from replication.model import Model, wrap
 from replication.prompt import ChunkedPrompt, build_prompt, chain
 from replication.selectors import SELECTORS, Selector
-from replication.selectors.base import View
-from replication.selectors.first_k import FirstK
 from replication.selectors.hkvd import HKVD
 from replication.store import DirectoryStore, MemoryStore
 from replication.stored import Piece, StoredKV
-
-# A method that is added to the registry runs through all of this
-BLENDING = [name for name, entry in METHODS.items() if entry.takes_ratio]
-CHUNKED = [name for name in METHODS if isinstance(make_method(name).source, Chunks)]
-REUSING = [name for name in CHUNKED if name not in BLENDING]
-EXACT = [name for name in METHODS if name not in CHUNKED]
-TOLERANCE = 1e-4
-# one passage longer than the tiny models' window, one of a single token
-LENGTHS = (5, 11, 1, 7)
-
-TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=12)
-RATIOS = st.floats(0, 1)
-
-
-def tokens(n: int, seed: int) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist())
-
-
-def a_prompt(lengths=LENGTHS, question: int = 4, seed: int = 0) -> ChunkedPrompt:
-    """A prefix and passages of these lengths, and a question."""
-    kinds = ["prefix", *["passage"] * (len(lengths) - 1)]
-    parts = [(kind, tokens(n, 100 * seed + i)) for i, (kind, n) in enumerate(zip(kinds, lengths, strict=True))]
-    return chain([*parts, ("question", tokens(question, 100 * seed + 99))])
-
-
-@st.composite
-def prompts(draw) -> ChunkedPrompt:
-    """With or without a prefix and separators, 1 to 4 passages, the same passage maybe twice."""
-    passages = draw(st.lists(TOKENS, min_size=1, max_size=4))
-    if draw(st.booleans()):
-        passages.append(passages[0])
-    separator = draw(st.lists(st.integers(2, VOCABULARY - 1), max_size=2))
-    parts = [("prefix", draw(st.one_of(st.just([]), TOKENS)))]
-    for index, passage in enumerate(passages):
-        parts += [("separator", separator if index else []), ("passage", passage)]
-    return chain([*parts, ("question", draw(TOKENS))])
-
-
-def replaced(prompt: ChunkedPrompt, index: int, ids) -> ChunkedPrompt:
-    """The prompt with other token ids in one segment."""
-    return chain((s.kind, ids if i == index else s.ids) for i, s in enumerate(prompt.segments))
-
-
-def filled(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
-    """A store that has the chunks of these requests, each prefilled alone."""
-    store = MemoryStore()
-    for request in requests:
-        Chunks().learn(model, request, store)
-    return store
-
-
-def learned(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
-    """A store that every method has seen these requests with."""
-    store = MemoryStore()
-    for name, request in product(CHUNKED, requests):
-        make_method(name).learn(model, request, store)
-    return store
-
-
-def run(model: Model, name: str, prompt: ChunkedPrompt, ratio: float = 1.0, store=None) -> Prefill:
-    """The method after an earlier request with the same prompt, or on a given store."""
-    method = make_method(name, ratio)
-    if store is None:
-        store = MemoryStore()
-        method.learn(model, prompt, store)
-    return method.prefill(model, prompt, store)
-
-
-@torch.inference_mode()
-def transformers_logits(model: Model, ids) -> torch.Tensor:
-    """Logits [tokens, vocabulary] of the model called without any cache."""
-    return model.lm(input_ids=model.tensor(ids), use_cache=False).logits[0]
-
-
-@torch.inference_mode()
-def transformers_cache(model: Model, ids) -> DynamicCache:
-    """The KV of all tokens in all layers, those outside a sliding window too."""
-    cache = DynamicCache()
-    model.lm(input_ids=model.tensor(ids), cache=cache, use_cache=True)
-    return cache
-
-
-def kv(cache: DynamicCache, rows: slice = slice(None), layers: slice = slice(None)) -> list[torch.Tensor]:
-    return [t[0, :, rows] for layer in cache.layers[layers] for t in (layer.keys, layer.values)]
-
-
-def reuse_alone(name: str) -> Method:
-    """What the method stores and finds, with nothing of it recomputed."""
-    return Method("reuse", make_method(name).source, Selector(ratio=0))
-
-
-def exact_tokens(name: str, prompt: ChunkedPrompt) -> int:
-    """How many first tokens of a prompt with a prefix are stored just as full prefill makes them."""
-    chunks = prompt.chunks[:2] if make_method(name).source.behind_prefix else prompt.chunks[:1]
-    return chunks[-1].stop
-
-
-def all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for x, y in zip(actual, expected, strict=True):
-        torch.testing.assert_close(x, y, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-def assert_identical(a: Prefill, b: Prefill) -> None:
-    assert torch.equal(a.logits, b.logits)
-    assert all_equal(kv(a.cache), kv(b.cache))
-
-
-def assert_full(model: Model, prompt: ChunkedPrompt, result: Prefill) -> None:
-    """Logits and all KV are those of transformers' own full prefill."""
-    assert_close([result.logits], [transformers_logits(model, prompt.ids)[-1]])
-    assert_close(kv(result.cache), kv(transformers_cache(model, prompt.ids)))
-
-
-def stored_tensors(store: MemoryStore) -> list[torch.Tensor]:
-    return [t for _, chunk in sorted(store._chunks.items()) for t in (*chunk.keys, *chunk.values)]
-
-
-def digest(store: MemoryStore) -> str:
-    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in stored_tensors(store))).hexdigest()
-
-
-@torch.inference_mode()
-def decode(model: Model, cache: DynamicCache, ids, step: int = 1) -> torch.Tensor:
-    """Logits [tokens, vocabulary] of `ids` fed `step` at a time; checks the cache's length after each forward."""
-    logits, begun = [], cache.get_seq_length()
-    for at in range(0, len(ids), step):
-        part = ids[at : at + step]
-        logits.append(model.lm(input_ids=model.tensor(part), cache=cache, use_cache=True).logits[0])
-        assert cache.get_seq_length() == begun + at + len(part)
-        assert {layer.keys.shape[2] for layer in cache.layers} == {begun + at + len(part)}
-    return torch.cat(logits)
-
 
 # --- ratio 1, ratio 0 and full prefill
 
@@ -640,52 +528,6 @@ def test_rows_of_a_fixed_choice(tiny, prompt, ratio, check_layer, name):
     assert report.attended[3] == sum(row + 1 for row in separate | set(report.selected))
 
 
-@given(st.integers(2, 60), st.floats(0.001, 1), st.floats(0, 1))
-@settings(deadline=None, max_examples=60)
-def test_gradual_filtering_spends_the_budget_on_average(tiny, n, ratio, taper):
-    model = tiny("llama")
-    prompt = chain([("prefix", (3,)), ("passage", tokens(n, n)), ("question", (5, 6))])
-    selector = HKVD(ratio, schedule="gradual", taper=taper)
-    report = Method("gradual", Chunks(), selector).prefill(model, prompt, filled(model, prompt)).report
-    chosen = [rows - 2 for rows in report.rows]
-    assert chosen[0] == n
-    assert chosen[1:] == sorted(chosen[1:], reverse=True)
-    assert abs(sum(chosen[1:]) / 3 - ratio * n) <= 1
-    assert len(report.selected) == chosen[-1]
-
-
-def test_gradual_filtering_first_narrows_by_what_the_check_layer_replaced(tiny):
-    """Written-back rows must not hide the stored KV from the next choice, which would then be one between zeros."""
-    seen = []
-
-    class Spy(HKVD):
-        def score(self, view):
-            seen.append((view.layer, view.candidates, super().score(view)))
-            return seen[-1][2]
-
-    model, prompt = tiny("llama"), a_prompt((3, 20, 20))
-    selector = Spy(0.4, schedule="gradual")
-    Method("spied", Chunks(), selector).prefill(model, prompt, filled(model, prompt))
-    (layer, all_rows, at_check), (again, kept, after) = seen[:2]
-    assert layer == again == selector.check_layer
-    before = {int(row): score for row, score in zip(all_rows, at_check, strict=True)}
-    assert torch.allclose(after, torch.stack([before[int(row)] for row in kept]), rtol=1e-3)
-
-
-def test_gradual_filtering_starts_where_the_first_choice_is_everything(tiny):
-    model, prompt = tiny("llama"), chain([("passage", (9,)), ("passage", tokens(48, 1)), ("question", (5, 6))])
-    store = filled(model, chain([("passage", tokens(48, 1)), ("question", (5, 6))]))
-    method = Method("gradual", Chunks(), HKVD(0.92, schedule="gradual", taper=0.95))
-    rows = method.prefill(model, prompt, store).report.rows
-    assert rows[1] == len(prompt) > rows[2] > rows[3]
-
-
-def test_gradual_filtering_in_the_last_layer_alone_spends_the_budget(tiny):
-    model, prompt = tiny("llama"), a_prompt((1, 40))
-    method = Method("gradual", Chunks(), HKVD(0.5, check_layer=3, schedule="gradual"))
-    assert len(method.prefill(model, prompt, filled(model, prompt)).report.selected) == 20
-
-
 def test_a_check_layer_that_the_model_lacks_is_refused(tiny):
     with pytest.raises(ReplicationError, match="layers 0 to 3"):
         fuse(StoredKV(tiny("llama"), (3, 4), []), HKVD(0.1, check_layer=4))
@@ -705,15 +547,6 @@ def test_a_prompt_beyond_the_context_is_refused(tiny):
 def test_another_configs_chunks_are_not_found(tiny):
     model, other = tiny("llama"), wrap("other", tiny_lm("llama", rms_norm_eps=0.5))
     assert run(other, "full-reuse", a_prompt(), store=filled(model, a_prompt())).report.reused == 0
-
-
-def test_gradual_filtering_narrows(tiny):
-    """Later choices are made among the earlier ones, and really fewer."""
-    model, prompt = tiny("llama"), a_prompt((1, 40, 40))
-    report = run(model, "cacheblend-paper", prompt, 0.3).report
-    fixed = run(model, "cacheblend-author", prompt, 0.3).report
-    assert report.rows[1] > fixed.rows[1] > report.rows[3]
-    assert report.rows[1] > report.rows[2] > report.rows[3]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -741,125 +574,6 @@ def test_chunks_of_one_token(tiny, family, name):
         assert_full(model, prompt, result)
     else:
         assert result.report.rows == [1] * 4
-
-
-# --- selectors
-
-
-def a_view(tiny, lengths=(3, 5, 2), fresh=None, truth=None) -> View:
-    """All tokens of these chunks as candidates; their stored KV is that of the chunks, moved."""
-    model, prompt = tiny("llama"), a_prompt((1, *lengths))
-    stored = StoredKV(model, prompt.ids, Chunks().find(model, prompt, filled(model, prompt)))
-    candidates = torch.arange(1, 1 + sum(lengths))
-    base = tuple(t[0][:, candidates] for t in stored.layer(1))
-    return View(1, candidates, fresh(*base) if fresh else base, base, stored, truth)
-
-
-@given(st.integers(0, 10))
-@settings(deadline=None, max_examples=11)
-def test_first_k_takes_every_chunks_kth_token_before_any_next(tiny, n):
-    offsets = [*range(3), *range(5), *range(2)]
-    picked = sorted(offsets[i] for i in FirstK().pick(a_view(tiny), n).tolist())
-    assert picked == sorted(offsets)[:n]
-
-
-@given(st.integers(1, 40), st.data())
-@settings(deadline=None, max_examples=40)
-def test_uniform_strides(tiny, m, data):
-    n = data.draw(st.integers(1, m))
-    picked = SELECTORS["uniform"]().pick(a_view(tiny, (m,)), n).tolist()
-    assert len(picked) == n
-    gaps = [b - a for a, b in pairwise(picked)]
-    assert set(gaps) <= {m // n, -(-m // n)} - {0}
-    assert 0 <= picked[0] <= m // n
-    assert picked[-1] < m
-    assert m - 1 - picked[-1] <= m // n
-
-
-def test_random_repeats_and_differs_by_seed_and_prompt(tiny):
-    view, other = a_view(tiny, (30, 30)), a_view(tiny, (31, 29))
-    pick = SELECTORS["random"]().pick(view, 20).tolist()
-    assert len(set(pick)) == 20
-    torch.manual_seed(5)
-    assert SELECTORS["random"]().pick(view, 20).tolist() == pick
-    assert SELECTORS["random"](seed=1).pick(view, 20).tolist() != pick
-    assert SELECTORS["random"]().pick(other, 20).tolist() != pick
-
-
-def deviating(k_at: list[int], v_at: list[int]):
-    """Fresh KV that is the stored one but for these tokens, the later the more."""
-
-    def fresh(keys, values):
-        keys, values = keys.clone(), values.clone()
-        for step, (k, v) in enumerate(zip(k_at, v_at, strict=True)):
-            keys[:, k] += 1 + step
-            values[:, v] += 1 + step
-        return keys, values
-
-    return fresh
-
-
-def test_hkvd_takes_the_tokens_whose_kv_deviates_most(tiny):
-    view = a_view(tiny, fresh=deviating([2, 6, 4], [9, 1, 6]))
-    assert HKVD(deviation="K").pick(view, 2).tolist() == [4, 6]
-    assert HKVD(deviation="V").pick(view, 2).tolist() == [6, 1]
-    assert HKVD(deviation="KV").pick(view, 2).tolist() == [6, 4]  # 2 + 3 against 3
-    assert set(SELECTORS["lowest"](deviation="KV").pick(view, 5).tolist()) == {0, 3, 5, 7, 8}
-
-
-@given(st.integers(1, 40), st.floats(0, 0.5), st.sampled_from(["K", "V", "KV"]))
-@settings(deadline=None, max_examples=30)
-def test_hkvd_and_lowest_are_disjoint_up_to_one_half(tiny, n, ratio, deviation):
-    model, prompt = tiny("llama"), a_prompt((1, n))
-    store = filled(model, prompt)
-    high, low = (
-        Method(name, Chunks(), SELECTORS[name](ratio, deviation=deviation))
-        .prefill(model, prompt, store)
-        .report.selected
-        for name in ("hkvd", "lowest")
-    )
-    assert len(high) == len(low)
-    assert len({*high, *low}) == min(n, len(high) + len(low))
-
-
-def test_oracle_looks_at_the_truth_in_every_layer(tiny):
-    view = a_view(tiny)
-    truth = DynamicCache()
-    for index in range(4):
-        truth.update(*(t.clone() for t in view.kv.layer(index)), index)
-    truth.layers[2].keys[:, :, 1 + 7] += 3
-    truth.layers[3].values[:, :, 1 + 4] += 4
-    view = a_view(tiny, fresh=deviating([0, 1, 2], [0, 1, 2]), truth=truth)
-    assert set(SELECTORS["oracle"]().pick(view, 2).tolist()) == {7, 4}
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.0001, 15, float("nan")])
-@pytest.mark.parametrize("name", sorted(SELECTORS))
-def test_a_ratio_outside_0_to_1_is_refused(name, ratio):
-    with pytest.raises(ReplicationError, match=r"ratio .* is outside 0\.\.1"):
-        SELECTORS[name](ratio)
-
-
-@pytest.mark.parametrize("name", BLENDING)
-def test_a_method_refuses_a_ratio_outside_0_to_1(name):
-    with pytest.raises(ReplicationError, match=r"outside 0\.\.1"):
-        make_method(name, 1.5)
-
-
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [({"check_layer": -1}, "negative"), ({"deviation": "Q"}, "K, V, KV"), ({"schedule": "sudden"}, "fixed, gradual")],
-)
-def test_settings_that_mean_nothing_are_refused(settings_, message):
-    with pytest.raises(ReplicationError, match=message):
-        HKVD(0.1, **settings_)
-
-
-def test_an_unknown_name_names_the_nearest():
-    with pytest.raises(ReplicationError, match=r"unknown selector 'hkdv'; did you mean hkvd"):
-        SELECTORS["hkdv"]
-    with pytest.raises(ReplicationError, match=r"unknown method 'cacheblend'; did you mean .*cacheblend-paper"):
-        make_method("cacheblend")
 
 
 # --- real weights

@@ -1,0 +1,152 @@
+"""Prompts, stores and comparisons that tests of fused prefill share."""
+
+import hashlib
+from itertools import product
+
+import torch
+from conftest import VOCABULARY
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+from replication.fuse import Prefill
+from replication.methods import METHODS, Chunks, Method, make_method
+from replication.model import Model
+from replication.prompt import ChunkedPrompt, chain
+from replication.selectors import Selector
+from replication.store import MemoryStore
+
+# A method that is added to the registry runs through all of this
+BLENDING = [name for name, entry in METHODS.items() if entry.takes_ratio]
+CHUNKED = [name for name in METHODS if isinstance(make_method(name).source, Chunks)]
+REUSING = [name for name in CHUNKED if name not in BLENDING]
+EXACT = [name for name in METHODS if name not in CHUNKED]
+TOLERANCE = 1e-4
+# one passage longer than the tiny models' window, one of a single token
+LENGTHS = (5, 11, 1, 7)
+
+TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=12)
+RATIOS = st.floats(0, 1)
+
+
+def tokens(n: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(2, VOCABULARY, (n,), generator=generator).tolist())
+
+
+def a_prompt(lengths=LENGTHS, question: int = 4, seed: int = 0) -> ChunkedPrompt:
+    """A prefix and passages of these lengths, and a question."""
+    kinds = ["prefix", *["passage"] * (len(lengths) - 1)]
+    parts = [(kind, tokens(n, 100 * seed + i)) for i, (kind, n) in enumerate(zip(kinds, lengths, strict=True))]
+    return chain([*parts, ("question", tokens(question, 100 * seed + 99))])
+
+
+@st.composite
+def prompts(draw) -> ChunkedPrompt:
+    """With or without a prefix and separators, 1 to 4 passages, the same passage maybe twice."""
+    passages = draw(st.lists(TOKENS, min_size=1, max_size=4))
+    if draw(st.booleans()):
+        passages.append(passages[0])
+    separator = draw(st.lists(st.integers(2, VOCABULARY - 1), max_size=2))
+    parts = [("prefix", draw(st.one_of(st.just([]), TOKENS)))]
+    for index, passage in enumerate(passages):
+        parts += [("separator", separator if index else []), ("passage", passage)]
+    return chain([*parts, ("question", draw(TOKENS))])
+
+
+def replaced(prompt: ChunkedPrompt, index: int, ids) -> ChunkedPrompt:
+    """The prompt with other token ids in one segment."""
+    return chain((s.kind, ids if i == index else s.ids) for i, s in enumerate(prompt.segments))
+
+
+def filled(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
+    """A store that has the chunks of these requests, each prefilled alone."""
+    store = MemoryStore()
+    for request in requests:
+        Chunks().learn(model, request, store)
+    return store
+
+
+def learned(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
+    """A store that every method has seen these requests with."""
+    store = MemoryStore()
+    for name, request in product(CHUNKED, requests):
+        make_method(name).learn(model, request, store)
+    return store
+
+
+def run(model: Model, name: str, prompt: ChunkedPrompt, ratio: float = 1.0, store=None) -> Prefill:
+    """The method after an earlier request with the same prompt, or on a given store."""
+    method = make_method(name, ratio)
+    if store is None:
+        store = MemoryStore()
+        method.learn(model, prompt, store)
+    return method.prefill(model, prompt, store)
+
+
+@torch.inference_mode()
+def transformers_logits(model: Model, ids) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of the model called without any cache."""
+    return model.lm(input_ids=model.tensor(ids), use_cache=False).logits[0]
+
+
+@torch.inference_mode()
+def transformers_cache(model: Model, ids) -> DynamicCache:
+    """The KV of all tokens in all layers, those outside a sliding window too."""
+    cache = DynamicCache()
+    model.lm(input_ids=model.tensor(ids), cache=cache, use_cache=True)
+    return cache
+
+
+def kv(cache: DynamicCache, rows: slice = slice(None), layers: slice = slice(None)) -> list[torch.Tensor]:
+    return [t[0, :, rows] for layer in cache.layers[layers] for t in (layer.keys, layer.values)]
+
+
+def reuse_alone(name: str) -> Method:
+    """What the method stores and finds, with nothing of it recomputed."""
+    return Method("reuse", make_method(name).source, Selector(ratio=0))
+
+
+def exact_tokens(name: str, prompt: ChunkedPrompt) -> int:
+    """How many first tokens of a prompt with a prefix are stored just as full prefill makes them."""
+    chunks = prompt.chunks[:2] if make_method(name).source.behind_prefix else prompt.chunks[:1]
+    return chunks[-1].stop
+
+
+def all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def assert_identical(a: Prefill, b: Prefill) -> None:
+    assert torch.equal(a.logits, b.logits)
+    assert all_equal(kv(a.cache), kv(b.cache))
+
+
+def assert_full(model: Model, prompt: ChunkedPrompt, result: Prefill) -> None:
+    """Logits and all KV are those of transformers' own full prefill."""
+    assert_close([result.logits], [transformers_logits(model, prompt.ids)[-1]])
+    assert_close(kv(result.cache), kv(transformers_cache(model, prompt.ids)))
+
+
+def stored_tensors(store: MemoryStore) -> list[torch.Tensor]:
+    return [t for _, chunk in sorted(store._chunks.items()) for t in (*chunk.keys, *chunk.values)]
+
+
+def digest(store: MemoryStore) -> str:
+    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in stored_tensors(store))).hexdigest()
+
+
+@torch.inference_mode()
+def decode(model: Model, cache: DynamicCache, ids, step: int = 1) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of `ids` fed `step` at a time; checks the cache's length after each forward."""
+    logits, begun = [], cache.get_seq_length()
+    for at in range(0, len(ids), step):
+        part = ids[at : at + step]
+        logits.append(model.lm(input_ids=model.tensor(part), cache=cache, use_cache=True).logits[0])
+        assert cache.get_seq_length() == begun + at + len(part)
+        assert {layer.keys.shape[2] for layer in cache.layers} == {begun + at + len(part)}
+    return torch.cat(logits)
