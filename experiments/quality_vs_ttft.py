@@ -10,6 +10,7 @@ from tqdm import tqdm
 from experiments.common import Inputs, RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import quality_figure
 from replication.decode import answer_logprobs
+from replication.errors import ReplicationError
 from replication.measure import BASELINE, Request, answer_quality, cell, timed_round
 from replication.methods import METHODS, make_method
 from replication.metrics.fidelity import fidelity
@@ -53,6 +54,11 @@ class Config(RagConfig):
         require_positive(self, "n", "passages", "timed", "rounds")
         for chosen in self.cells():
             make_method(*chosen)
+        if not {(name, self.answer_ratio) for name in HKVD} & set(self.cells()):
+            raise ReplicationError(
+                f"no CacheBlend variant is measured at answer_ratio {self.answer_ratio}: "
+                "put it into ratios with curves, or into point_ratios with points"
+            )
 
     def cells(self) -> list[tuple[str, float]]:
         """(method, ratio) of every cell, full prefill first."""

@@ -14,7 +14,7 @@ from replication.errors import ReplicationError
 from replication.measure import BASELINE, Request, cell, timed_round
 from replication.memory import peak_bytes, resident_bytes
 from replication.methods import METHODS, make_method
-from replication.model import Model, load_model
+from replication.model import DTYPES, Model, load_model
 from replication.prompt import ChunkedPrompt, chain, passage_text
 from replication.records import RunFolder
 from replication.stats import median_iqr
@@ -41,6 +41,11 @@ class Config(RagConfig):
 
     def __post_init__(self):
         require_positive(self, "n", "chunk", "prefix", "fresh", "rounds")
+        unknown = set(self.dtypes) - set(DTYPES)
+        if unknown or not self.dtypes:
+            raise ReplicationError(f"dtypes must be of {', '.join(DTYPES)}, not '{', '.join(sorted(unknown))}'")
+        if self.dtype != RagConfig.dtype:
+            raise ReplicationError("ttft measures every dtype of `dtypes`: set that, not dtype")
         if not self.lengths or min(self.lengths) <= self.prefix + self.fresh:
             raise ReplicationError(
                 f"every length must exceed the {self.prefix + self.fresh} tokens of prefix and question"
@@ -59,10 +64,10 @@ def run(config: Config, folder: RunFolder) -> None:
     for dtype in config.dtypes:
         model = load_model(config.model, dtype, config.device)
         identify(folder, {"kind": f"inputs {dtype}", "model": model.weights, "data": loaded.provenance})
-        for length in config.lengths:
+        for prompt in [_prompt(config, model, loaded, length) for length in config.lengths]:
             # memory is the last record of a place
-            if ("memory", dtype, length) not in folder.done(("kind", "dtype", "length")):
-                _measure(config, folder, model, dtype, _prompt(config, model, loaded, length))
+            if ("memory", dtype, len(prompt)) not in folder.done(("kind", "dtype", "length")):
+                _measure(config, folder, model, dtype, prompt)
 
 
 def _prompt(config: Config, model: Model, loaded: Loaded, length: int) -> ChunkedPrompt:

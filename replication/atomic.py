@@ -1,6 +1,7 @@
-"""Writing files so that a reader sees the old content or the new one, never a part."""
+"""Writing files so that a reader sees the old content or the new one, never a part, and no two runs write at once."""
 
 import errno
+import fcntl
 import os
 import secrets
 import time
@@ -44,6 +45,24 @@ def write_atomic(path: Path, data: bytes | bytearray) -> None:
         with suppress(OSError):
             temp.unlink()
         raise
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Makes `folder` and holds it for this process, until it ends; ReplicationError while another one holds it."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ReplicationError(
+                f"another run is writing to {folder}; wait for it or choose another --out"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def remove_old_partials(folder: Path, older_than_s: float = 3600.0) -> None:

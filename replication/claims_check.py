@@ -14,8 +14,8 @@ from replication.runner import configure, find_experiments, shown
 def check(root: str | Path) -> list[str]:
     """Problems of the claims file and of all results under `root`."""
     claims, problems = read_claims()
-    for file in sorted(Path(root).glob("*/*/*/summary.json")):
-        problems += _attempt(_summary_problems, file)
+    for records in sorted(Path(root).glob("*/*/*/records.jsonl")):
+        problems += _attempt(_summary_problems, records.with_name("summary.json"))
     for claim in claims:
         problems += _attempt(lambda claim: _row_problems(evaluate(root, [claim])[0]), claim)
     return problems
@@ -31,6 +31,8 @@ def _attempt(find, subject) -> list[str]:
 def _summary_problems(file: Path) -> list[str]:
     """Whether summary.json is what the records beside it give."""
     folder = file.parent
+    if not file.exists():
+        return [f"{shown(folder)}: no summary.json, its run is not finished; the command that began it resumes it"]
     name, dataset = file.parts[-3], file.parts[-2]
     settings = read_json(folder / "provenance.json").get("config")
     if not isinstance(settings, dict):

@@ -71,7 +71,7 @@ def load_model(name: str, dtype: str = "float32", device: str = "cpu") -> Model:
     try:
         lm = lm.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ReplicationError(f"device '{device}' cannot be used here: {_first_line(error)}") from error
+        raise ReplicationError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
     return wrap(name if name in EMBEDDED else Path(name).name, lm, tokenizer)
 
 
@@ -100,10 +100,6 @@ def _weights_sha256(lm: PreTrainedModel) -> str:
 
 def _cannot_load(name: str, error: Exception) -> str:
     return (
-        f"cannot load model '{name}': {_first_line(error)} "
+        f"cannot load model '{name}': {' '.join(str(error).split()).rstrip('.')}. "
         f"Give one of {', '.join(EMBEDDED)}, a directory that holds a transformers model, or a hub id with internet."
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -31,6 +31,8 @@ def compare(a: str, b: str, model: str) -> str:
 
 def _read(text: str) -> tuple[str, str]:
     """(where the text is from, the text)."""
+    if os.path.isdir(text):
+        raise ReplicationError(f"{shown(text)} is a directory: give a text file, or the text itself")
     if not os.path.isfile(text):
         return "from the command line (no such file)", text
     try:

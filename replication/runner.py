@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import experiments
-from replication.atomic import explained
+from replication.atomic import explained, sole_writer
 from replication.data import load
 from replication.embedded import EMBEDDED, embedded_directory
 from replication.errors import ReplicationError
@@ -86,12 +86,14 @@ def shown(path: str | Path) -> str:
 def run_one(name: str, config: Config, out: str | Path) -> Path:
     """Runs an experiment, or the rest of it, writes its summary and figures, and returns its results folder."""
     experiment = find_experiments()[name]
-    folder = RunFolder(result_folder(name, config, out), recorded(config))
-    experiment.run(config, folder)
-    folder.write_summary(experiment.summarise(folder.records, config))
-    with explained(folder.path):
-        experiment.plot(folder.path)
-    return folder.path
+    path = result_folder(name, config, out)
+    with sole_writer(path):
+        folder = RunFolder(path, recorded(config))
+        experiment.run(config, folder)
+        folder.write_summary(experiment.summarise(folder.records, config))
+        with explained(path):
+            experiment.plot(path)
+    return path
 
 
 def run_profile(

@@ -235,6 +235,11 @@ def test_an_edited_summary_is_a_problem(place):
     assert "extra is not" in problem
 
 
+def test_an_unfinished_run_is_a_problem(place):
+    (place / "results" / "tiny" / "fake" / "made" / "summary.json").unlink()
+    assert any("made: no summary.json" in problem for problem in check(place / "results"))
+
+
 def test_edited_records_are_a_problem(place):
     (place / "results" / "tiny" / "fake" / "made" / "records.jsonl").write_text('{"kl": 0.9}\n')
     (problem,) = check(place / "results")

@@ -98,18 +98,31 @@ def test_bad_parameters(call, message):
         call()
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"question": " "}, "question"),
-        ({"passages": (Passage("Brel", ""),)}, "passage"),
-        ({"passages": ()}, "passage"),
-        ({"answers": ()}, "answer"),
-    ],
-)
-def test_empty_part_is_refused(monkeypatch, change, part):
+def broken(monkeypatch, count: int = 1, **change) -> None:
+    """Registers the data set `broken`: `count` times the same example, with these parts changed."""
     sound = {"passages": (Passage("Brel", "Brel is a town."),), "question": "What is Brel?", "answers": ("a town",)}
     example = RagExample("x-1", **(sound | change), distractors=(), supports=(0,))
-    monkeypatch.setitem(DATASETS, "broken", Dataset(lambda n, seed, passages=1: ([example], {}), supports=1))
-    with pytest.raises(ReplicationError, match=f"example x-1 has an empty {part}"):
+    monkeypatch.setitem(DATASETS, "broken", Dataset(lambda n, seed, passages=1: ([example] * count, {}), supports=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"question": " "}, "has an empty question"),
+        ({"question": 7}, "its question is no text"),
+        ({"passages": (Passage("Brel", ""),)}, "has an empty passage"),
+        ({"passages": ()}, "has an empty passage"),
+        ({"answers": ()}, "has an empty answer"),
+        ({"answers": ("a town", None)}, "its answer is no text"),
+    ],
+)
+def test_a_broken_part_is_refused(monkeypatch, change, message):
+    broken(monkeypatch, **change)
+    with pytest.raises(ReplicationError, match=f"example x-1:? {message}"):
         load("broken", 1)
+
+
+def test_repeated_ids_are_refused(monkeypatch):
+    broken(monkeypatch, count=2)
+    with pytest.raises(ReplicationError, match="two examples of data set 'broken' have the id x-1"):
+        load("broken", 2)

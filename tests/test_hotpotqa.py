@@ -121,7 +121,24 @@ def test_hotpotqa_without_hub_names_both_ways(hub):
         load("hotpotqa", 1)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"_id": "x"}', json.dumps(hotpot_row(1) | {"context": ["Brel"]})])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"_id": "x"}',
+        *(
+            json.dumps(hotpot_row(1) | change)
+            for change in (
+                {"context": ["Brel"]},
+                {"context": [["Brel", "one string, no list"]]},
+                {"context": [[7, ["a sentence"]]]},
+                {"question": 7},
+                {"answer": None},
+            )
+        ),
+    ],
+)
 def test_hotpotqa_bad_line(folder, line):
     with (folder / FILE).open("a") as file:
         file.write(line + "\n")

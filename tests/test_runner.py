@@ -7,6 +7,7 @@ import pytest
 
 import experiments
 from replication import runner
+from replication.atomic import sole_writer
 from replication.errors import ReplicationError
 
 FAKE = """
@@ -170,6 +171,16 @@ def test_a_run_without_its_figure_is_not_finished(place):
     assert not runner.is_finished(folder, runner.configure("fake", str(place / "model"), settings={"seed": 1}))
     (folder / "figure.png").unlink()
     assert not runner.is_finished(folder, config)
+
+
+def test_a_second_run_into_the_same_folder_is_refused(place):
+    config = runner.configure("fake", str(place / "model"))
+    with (
+        sole_writer(runner.result_folder("fake", config, place / "out")),
+        pytest.raises(ReplicationError, match=r"another run is writing to .*fake/synthetic"),
+    ):
+        runner.run_one("fake", config, place / "out")
+    runner.run_one("fake", config, place / "out")
 
 
 def test_another_config_is_refused_before_anything_runs(place):

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,6 +75,9 @@ def load(
     examples, source = dataset.make(**arguments)
     for example in examples:
         _check(example)
+    repeated = next((id for id, count in Counter(e.id for e in examples).items() if count > 1), None)
+    if repeated is not None:
+        raise ReplicationError(f"two examples of data set '{name}' have the id {repeated}; ids must differ")
     recorded = {key: value for key, value in arguments.items() if key != "data_dir"}
     return Loaded(
         examples, {"dataset": name, **source, "params": recorded, "examples_sha256": examples_sha256(examples)}
@@ -107,12 +111,14 @@ def _arguments(name: str, dataset: Dataset, given: dict, data_dir: str | Path | 
 
 
 def _check(example: RagExample) -> None:
-    """Raise ReplicationError when a part that a prompt or a metric needs is empty."""
+    """Raise ReplicationError when a part that a prompt or a metric needs is empty or no text."""
     parts = {
         "question": (example.question,),
         "passage": tuple(p.text for p in example.passages),
         "answer": example.answers,
     }
     for part, texts in parts.items():
+        if not all(isinstance(text, str) for text in texts):
+            raise ReplicationError(f"example {example.id}: its {part} is no text")
         if not texts or not all(text.strip() for text in texts):
             raise ReplicationError(f"example {example.id} has an empty {part}")

@@ -130,6 +130,13 @@ def _hub_rows() -> tuple[list[dict], dict]:
 def _row(id: str, row: dict, facts: Iterable, context: Iterable) -> Row:
     """facts: (title, sentence number) pairs; context: (title, sentences) pairs, of which those without text are cut."""
     needed = {title for title, _ in facts}
+    context = list(context)
+    for text in (row["question"], row["answer"], *(title for title, _ in context)):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is no text")
+    for _, sentences in context:
+        if isinstance(sentences, str):
+            raise TypeError(f"{sentences!r} is no list of sentences")
     texts = [Passage(title, " ".join(s.strip() for s in sentences)) for title, sentences in context]
     whole = [p for p in texts if p.text]
     supports, others = [p for p in whole if p.title in needed], [p for p in whole if p.title not in needed]
