@@ -3,12 +3,18 @@
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
+
+from replication.claims import evaluate
+from replication.claims_table import estimate_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 METHODS = {
     "full": "full prefill",
+    "prefix": "exact prefix cache, passages in another order",
+    "prefix-same-order": "exact prefix cache, passages in the same order",
     "no-context": "no passages at all",
     "naive": "naive concatenation",
     "full-reuse": "positions repaired",
@@ -25,14 +31,11 @@ METHODS = {
 
 
 def quality() -> str:
-    """KL of every method, a column for each model and data set, and the speed-up on the first one's prompts."""
+    """KL of every method and its speed-up, a column for each model and data set."""
     places = sorted(RESULTS.glob("*/quality_vs_ttft/*/summary.json"), key=_order)
     found = [_read(p)["cells"] for p in places]
-    head = ["method", *[f"{p.parts[-4]}, {p.parts[-2]} (n = {_read(p)['n']})" for p in places], "TTFT speed-up"]
-    rows = [
-        [label, *[_interval(cells.get(name, {}).get("kl_first")) for cells in found], _speed(found[0].get(name, {}))]
-        for name, label in METHODS.items()
-    ]
+    head = ["method", *[f"{p.parts[-4]}, {p.parts[-2]} (n = {_read(p)['n']})" for p in places]]
+    rows = [[label, *[_fidelity(cells.get(name, {})) for cells in found]] for name, label in METHODS.items()]
     return _table(head, rows)
 
 
@@ -86,9 +89,32 @@ def ttft() -> str:
     return _table(head, rows)
 
 
+def verdicts() -> str:
+    """How many claims came out how, and where those that did not come out everywhere failed."""
+    rows = evaluate(RESULTS)
+    counts = Counter(row.verdict for row in rows)
+    failed = [
+        [
+            f"`{row.claim.id}`: {row.claim.statement}",
+            row.claim.criterion,
+            "<br>".join(
+                f"{o.model}, {o.dataset}: {estimate_text(o.estimate, row.claim.terms[0][0])}"
+                for o in row.outcomes
+                if o.passed is False
+            ),
+        ]
+        for row in rows
+        if row.verdict in ("partly", "not reproduced")
+    ]
+    line = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"{len(rows)} claims: {line}. Those that failed somewhere:\n\n" + _table(
+        ["claim", "criterion", "failed with"], failed
+    )
+
+
 def rendered(text: str) -> str:
     """README text with every marked block filled in."""
-    for name, block in (("quality", quality), ("faults", faults), ("ttft", ttft)):
+    for name, block in (("quality", quality), ("faults", faults), ("ttft", ttft), ("verdicts", verdicts)):
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = marked.sub(lambda m, block=block: m[1] + block() + m[2], text)
     return text
@@ -107,6 +133,10 @@ def _interval(estimate: dict | None, scale: float = 1, digits: int = 2) -> str:
         return ""
     mean, low, high = (scale * estimate[k] for k in ("mean", "low", "high"))
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _fidelity(cell: dict) -> str:
+    return _interval(cell.get("kl_first")) + (f", {_speed(cell)}" if "speedup" in cell else "")
 
 
 def _number(value: float | None) -> str:
