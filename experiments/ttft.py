@@ -124,8 +124,8 @@ def _memory(config: Config, dtype: str, length: int) -> dict:
 
 
 def summarise(records: list[dict], config: Config) -> dict:
-    """Per dtype and length: speed-up over transformers in the same round, TTFT, parts, ceiling, break-even reuses,
-    memory; and the worst case over all of them of what must hold everywhere."""
+    """Per dtype and length: speed-up over transformers and over the package's own full prefill in the same round, TTFT,
+    parts, ceiling, break-even reuses, memory; and the worst case over all of them of what must hold everywhere."""
     places: dict[str, list[dict]] = {}
     for record in records:
         if record["kind"] in ("timing", "build", "memory"):
@@ -144,7 +144,9 @@ def summarise(records: list[dict], config: Config) -> dict:
 
 
 def _place(rows: list[dict], config: Config) -> dict:
-    cells = {r["cell"]: _cell([q for q in rows if q.get("cell") == r["cell"]]) for r in rows if r["kind"] == "timing"}
+    timings = [r for r in rows if r["kind"] == "timing"]
+    full = {r["round"]: r["seconds"]["ttft"] for r in timings if r["cell"] == "full"}
+    cells = {r["cell"]: _cell([q for q in timings if q["cell"] == r["cell"]], full) for r in timings}
     memory = next(r for r in rows if r["kind"] == "memory")
     return {
         "cells": cells,
@@ -154,10 +156,11 @@ def _place(rows: list[dict], config: Config) -> dict:
     }
 
 
-def _cell(rows: list[dict]) -> dict:
+def _cell(rows: list[dict], full: dict[int, float]) -> dict:
     found = {
         "ttft": median_iqr([r["seconds"]["ttft"] for r in rows]),
         "speedup": median_iqr([r["seconds"][BASELINE] / r["seconds"]["ttft"] for r in rows]),
+        "speedup_own": median_iqr([full[r["round"]] / r["seconds"]["ttft"] for r in rows]),
         "ceiling": rows[0]["ceiling"],
     }
     parts = {p: median_iqr([r["seconds"][p] for r in rows]) for p in PARTS if p in rows[0]["seconds"]}

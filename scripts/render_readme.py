@@ -70,7 +70,7 @@ def ttft() -> str:
                     f"{path.parts[-4]}, {dtype}{note}, {int(length):,} tokens",
                     f"{cells['transformers']['ttft']['median']:.2f} s",
                     *[
-                        f"{_speed(cells[name])} (ceiling {cells[name]['ceiling']:.1f})"
+                        f"{_speed(cells[name])}, {cells[name]['speedup_own']['median']:.1f}× ({cells[name]['ceiling']:.1f}×)"
                         for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")
                     ],
                     _number(build["reuses_to_pay"]),
