@@ -69,10 +69,7 @@ def ttft() -> str:
                 [
                     f"{path.parts[-4]}, {dtype}{note}, {int(length):,} tokens",
                     f"{cells['transformers']['ttft']['median']:.2f} s",
-                    *[
-                        f"{_speed(cells[name])}, {cells[name]['speedup_own']['median']:.1f}× ({cells[name]['ceiling']:.1f}×)"
-                        for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")
-                    ],
+                    *[_speeds(cells[name]) for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")],
                     _number(build["reuses_to_pay"]),
                     _number(found["memory"]["peak_in_kv"]),
                 ]
@@ -141,6 +138,10 @@ def _fidelity(cell: dict) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
+
+
+def _speeds(cell: dict) -> str:
+    return f"{_speed(cell)}, {cell['speedup_own']['median']:.1f}× (of {cell['ceiling']:.1f}×)"
 
 
 def _speed(cell: dict) -> str:
