@@ -1,15 +1,15 @@
-"""Runs the example in a module's docstring: its indented lines. Every print says in a comment what it prints."""
+"""Runs the example at the end of a module's docstring, of which every print says in a comment what it prints."""
 
 import contextlib
-import inspect
 import io
 import re
+import textwrap
 from types import ModuleType
 
 
 def check_example(module: ModuleType) -> None:
-    lines = [line for line in module.__doc__.splitlines() if line.startswith("    ")]
-    code = inspect.cleandoc("\n".join(lines))
+    start = re.search(r"^ *(from|import) ", module.__doc__, re.MULTILINE).start()
+    code = textwrap.dedent(module.__doc__[start:])
     expected = re.findall(r"print\(.*\)  # (.*)", code)
     assert expected
     printed = io.StringIO()
