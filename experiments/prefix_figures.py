@@ -104,7 +104,7 @@ def prefix_figure(folder: Path) -> None:
     axes[2].set_xticks(range(len(secrets)), secrets)
     axes[2].set_ylim(0, 1.05)
     axes[2].set_xlabel("tokens that the victim sent before")
-    axes[2].set_ylabel("AUC of telling a hit from a miss by TTFT")
+    axes[2].set_ylabel("AUC, hit or miss told by TTFT")
     axes[2].legend(frameon=False, loc="lower right")
     outputs = sorted(summary["end_to_end"], key=int)
     for colour, (key, label) in enumerate((("ttft_speedup", "first token"), ("speedup", "whole answer"))):
@@ -114,10 +114,37 @@ def prefix_figure(folder: Path) -> None:
     axes[3].set_xticks(range(len(outputs)), outputs)
     axes[3].set_yscale("log")
     axes[3].set_xlabel("tokens generated")
-    axes[3].set_ylabel("speed-up of a hit over a miss (median, quartiles)")
+    axes[3].set_ylabel("speed-up of a hit (median, quartiles)")
+    for set_formatter in (axes[3].yaxis.set_major_formatter, axes[3].yaxis.set_minor_formatter):
+        set_formatter("{x:g}×")
     axes[3].legend(frameon=False)
     titles = ("Block size", "Prompts that share nothing", "Timing side channel", "Decoding is not sped up")
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title)
     figure.suptitle(f"{where(folder)}: exact prefix cache")
+    save(figure, folder)
+
+
+def copies_figure(folder: Path) -> None:
+    """Contamination without the copy; what a request pays for a shared prefix, by its length."""
+    summary = read_summary(folder)
+    sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for x, (name, cell) in enumerate(sorted(summary["contamination"].items())):
+        left.bar(x, cell["kl"]["mean"], color=PALETTE[x], label=name)
+        left.errorbar(x, cell["kl"]["mean"], yerr=around(cell["kl"], "mean"), color="black", capsize=3)
+    left.set_xticks((0, 1), ("a copy for\neach question", "no copy"))
+    left.set_ylabel("KL at the second answer's first token, nats\n(mean, 95 % interval)")
+    left.set_title("Two questions over one StaticCache")
+    lengths = sorted(summary["lengths"], key=int)
+    labels = {"deepcopy": "copy.deepcopy", "gather": "gather blocks", "share": "pin shared blocks"}
+    for colour, (kind, label) in enumerate(labels.items()):
+        found = [summary["lengths"][n][kind] for n in lengths]
+        _line(right, [int(n) for n in lengths], found, label, colour, 1000, "median")
+    right.set_yscale("log")
+    right.set_xlabel("length of the prefix, tokens")
+    right.set_ylabel("ms per request (median, quartiles)")
+    right.legend(frameon=False)
+    right.set_title("What a request pays for the prefix")
+    figure.suptitle(where(folder))
     save(figure, folder)
