@@ -16,10 +16,9 @@ gathered, the rest of the prompt is computed over it, and the new blocks are wri
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from transformers import DynamicCache
@@ -60,7 +59,7 @@ class PrefixCache:
         self.names = BlockNames(f"{model.fingerprint} {model.dtype}", block_size, hash)
         self.pool = BlockPool(blocks)
         heads, head_dim = _kv_shape(model)
-        # Blocks of one head are rows of one gather: [layers, K and V, heads, blocks, tokens, head dim]
+        # Blocks of a head lie side by side, so that gathered ones already are the head's tokens in order.
         shape = (len(model.layers), 2, heads, blocks, block_size, head_dim)
         self._kv = torch.empty(shape, dtype=model.dtype, device=model.device)
 
@@ -106,24 +105,16 @@ class PrefixCache:
         """
         begun = time.perf_counter()
         reused = min(request.found * self.block_size, len(request.ids) - 1)
-        pieces = [Piece(self._gather(request, reused), 0)] if reused else []
-        gathered = time.perf_counter() - begun
+        found = (_Gathered(self._kv, kind, request.table[: request.found], reused) for kind in (0, 1))
+        pieces = [Piece(ChunkKV(request.ids[:reused], 0, *found), 0)] if reused else []
         result = fuse(StoredKV(self.model, request.ids, pieces, move=False), Selector(ratio=0))
         ttft = request.lookup + time.perf_counter() - begun
         begun = time.perf_counter()
         self._store(request, result.cache)
         stored = time.perf_counter() - begun
-        inside = result.report.seconds
-        parts = {"lookup": request.lookup, "load": gathered + inside["load"], "rotate": inside["rotate"]}
+        parts = {"lookup": request.lookup, **result.report.seconds}
         result.report.seconds = {**parts, "fuse": ttft - sum(parts.values()), "ttft": ttft, "store": stored}
         return result
-
-    def _gather(self, request: Request, tokens: int) -> ChunkKV:
-        """The first `tokens` tokens of the found blocks, joined."""
-        found = torch.tensor(request.table[: request.found], device=self.model.device)
-        joined = self._rows.index_select(1, found).view(*self._kv.shape[:3], -1, self._kv.shape[-1])[..., :tokens, :]
-        synchronize(self.model.device)
-        return ChunkKV(request.ids[:tokens], 0, list(joined[:, 0]), list(joined[:, 1]))
 
     def _store(self, request: Request, cache: DynamicCache) -> None:
         """Write the blocks that were not found, and only then let others find them."""
@@ -135,10 +126,22 @@ class PrefixCache:
         synchronize(self.model.device)
         request.table = self.pool.publish(request.table, request.names)
 
-    @cached_property
-    def _rows(self) -> torch.Tensor:
-        """[layers x K and V x heads, blocks, tokens x head dim], the same memory."""
-        return self._kv.flatten(-2).flatten(0, 2)
+
+class _Gathered(Sequence):
+    """K (kind 0) or V (kind 1) of the first `tokens` tokens of blocks, [kv heads, tokens, head dim] for each layer.
+
+    A layer is gathered when it is asked for: all at once would be held beside the cache that they are copied to.
+    """
+
+    def __init__(self, kv: torch.Tensor, kind: int, blocks: list[int], tokens: int):
+        self._kv, self._kind, self._tokens = kv, kind, tokens
+        self._blocks = torch.tensor(blocks, device=kv.device)
+
+    def __len__(self) -> int:
+        return len(self._kv)
+
+    def __getitem__(self, layer: int) -> torch.Tensor:
+        return self._kv[layer, self._kind].index_select(1, self._blocks).flatten(1, 2)[:, : self._tokens]
 
 
 def _kv_shape(model: Model) -> tuple[int, int]:
