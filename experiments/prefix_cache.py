@@ -180,6 +180,7 @@ def summarise(records: list[dict], config: Config) -> dict:
     return {
         "block_sizes": blocks,
         "hit": blocks[str(config.block_size)],
+        "tail_waste": config.cached - blocks[str(max(config.block_sizes))]["reused"],
         "lookup_large_over_small": median_iqr(_lookups(rows, max(config.block_sizes), min(config.block_sizes))),
         "unique": _unique_summary(rows["unique"], config),
         "channel": {
