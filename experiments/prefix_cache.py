@@ -16,6 +16,7 @@ from replication.data import load
 from replication.decode import generate
 from replication.errors import ReplicationError
 from replication.fuse import fuse, synchronize
+from replication.measure import BASELINE
 from replication.metrics.fidelity import kl
 from replication.model import Model, load_model
 from replication.prompt import passage_text
@@ -25,7 +26,6 @@ from replication.stats import auc, mean_ci, median_iqr, ratio_of_means
 from replication.stored import StoredKV
 
 TITLE = "Prefix cache in time: block size, unique prompts, side channel, end to end"
-BASELINE = "transformers"
 
 
 @dataclass(frozen=True)

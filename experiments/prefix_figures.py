@@ -142,6 +142,8 @@ def copies_figure(folder: Path) -> None:
         found = [summary["lengths"][n][kind] for n in lengths]
         _line(right, [int(n) for n in lengths], found, label, colour, 1000, "median")
     right.set_yscale("log")
+    right.yaxis.set_major_formatter("{x:g}")
+    right.set_xticks([int(n) for n in lengths])
     right.set_xlabel("length of the prefix, tokens")
     right.set_ylabel("ms per request (median, quartiles)")
     right.legend(frameon=False)

@@ -1,6 +1,8 @@
 """The prefix cache's experiments on a tiny model, resumed, and the trace that one of them replays."""
 
+import functools
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from replication.data.mooncake import FILE, load_trace
 from replication.embedded import embedded_directory
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
-from replication.runner import check_runs, recorded, run_one
+from replication.runner import check_runs, recorded, result_folder, run_one
 
 TRACE = [
     {"timestamp": 0, "input_length": 1200, "output_length": 100, "hash_ids": [0, 1, 2]},
@@ -41,7 +43,7 @@ def trace_dir(tmp_path_factory) -> str:
     return str(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def configs(model, trace_dir) -> dict:
     timed = {"rounds": 2, "unique_length": 32, "unique_rounds": 2, "probes": 2, "secret": (16,), "outputs": (2,)}
     return {
@@ -54,50 +56,55 @@ def configs(model, trace_dir) -> dict:
     }
 
 
-NAMES = ["prefix_cache", "prefix_copies", "prefix_traces", "prefix_traffic"]
+@pytest.fixture(scope="module")
+def finished(configs, tmp_path_factory):
+    """finished(name): the results folder of an experiment, which is run once."""
+    root = tmp_path_factory.mktemp("runs")
+    return functools.cache(lambda name: run_one(name, configs[name], root))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_runs_draws_its_figure_and_resumes_to_the_same_records(configs, tmp_path, name):
-    config = configs[name]
-    folder = run_one(name, config, tmp_path)
+@pytest.fixture
+def summary_of(finished):
+    return lambda name: json.loads((finished(name) / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["prefix_cache", "prefix_copies", "prefix_traces", "prefix_traffic"])
+def test_draws_its_figure_and_resumes_to_the_same_records(configs, finished, tmp_path, name):
+    config, folder = configs[name], finished(name)
     assert (folder / "figure.png").stat().st_size > 10_000
-    file = folder / "records.jsonl"
     whole = RunFolder(folder, recorded(config)).records
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[: len(lines) // 2]) + lines[-1][:20])
+    copy = result_folder(name, config, tmp_path)
+    shutil.copytree(folder, copy)
+    lines = (copy / "records.jsonl").read_text().splitlines(keepends=True)
+    (copy / "records.jsonl").write_text("".join(lines[: len(lines) // 2]) + lines[-1][:20])
     run_one(name, config, tmp_path)
-    again = RunFolder(folder, recorded(config)).records
+    again = RunFolder(copy, recorded(config)).records
     assert list(without_seconds(again)) == list(without_seconds(whole))
 
 
-def summary_of(name: str, configs: dict, tmp_path) -> dict:
-    return json.loads((run_one(name, configs[name], tmp_path) / "summary.json").read_text())
-
-
-def test_block_sizes_reuse_whole_blocks_and_change_nothing(configs, tmp_path):
-    summary = summary_of("prefix_cache", configs, tmp_path)
+def test_block_sizes_reuse_whole_blocks_and_change_nothing(summary_of):
+    summary = summary_of("prefix_cache")
     assert {size: cell["reused"] for size, cell in summary["block_sizes"].items()} == {"1": 100, "16": 96, "64": 64}
     assert all(cell["kl"] < 1e-6 for cell in summary["block_sizes"].values())
     assert summary["tail_waste"] == 36
 
 
-def test_only_the_copy_keeps_the_first_question_out_of_the_second_answer(configs, tmp_path):
-    found = summary_of("prefix_copies", configs, tmp_path)["contamination"]
+def test_only_the_copy_keeps_the_first_question_out_of_the_second_answer(summary_of):
+    found = summary_of("prefix_copies")["contamination"]
     assert found["copied"]["kl"]["mean"] == found["copied"]["stale"]["mean"] == 0
     assert found["not copied"]["kl"]["mean"] > 1e-3
     assert found["not copied"]["stale"]["mean"] > 2
 
 
-def test_trace_by_hand(configs, tmp_path):
+def test_trace_by_hand(summary_of):
     """Unbounded: 0 + 2 + 3 + 0 of 10 blocks. In two blocks, only the shared head survives: 0 + 2 + 2 + 0."""
-    cells = summary_of("prefix_traces", configs, tmp_path)["capacities"]
+    cells = summary_of("prefix_traces")["capacities"]
     assert (cells["1"]["blocks"], cells["1"]["hit_rate"]) == (5, 0.5)
     assert (cells["0.4"]["blocks"], cells["0.4"]["hit_rate"], cells["0.4"]["of_best"]) == (2, 0.4, 0.8)
 
 
-def test_another_first_passage_leaves_nothing_to_reuse(configs, tmp_path):
-    summary = summary_of("prefix_traffic", configs, tmp_path)
+def test_another_first_passage_leaves_nothing_to_reuse(summary_of):
+    summary = summary_of("prefix_traffic")
     assert summary["orders"]["other first passage"]["mean"] == 0
     assert summary["orders"]["same first passage"]["mean"] > 0.2
     assert summary["tenants"]["1"]["hit_rate_difference"]["mean"] == 0

@@ -48,7 +48,8 @@ class Request:
 
 
 class PrefixCache:
-    """KV of `blocks` blocks of `block_size` tokens, in one tensor that is allocated at once.
+    """KV of `blocks` blocks of `block_size` tokens, in one tensor that is allocated at once. Many requests may be in
+    flight, but one is computed at a time.
 
     hash: as in BlockNames. Errors: ReplicationError for sizes below 1, or a model whose layers hold KV of different
     shapes.
