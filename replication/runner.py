@@ -135,15 +135,22 @@ def load_profile(profile: str, overrides: Mapping[str, Any] | None = None) -> li
 
 
 def check_runs(runs: list[tuple[str, Config]], out: str | Path) -> None:
-    """Raises ReplicationError for anything that would stop one of the runs: model, data set, device, folder."""
+    """Raises ReplicationError for anything that would stop one of the runs: model, data, device, folder.
+
+    An experiment over other data than RAG examples has a `check(config)` of its own for them.
+    """
     for model in dict.fromkeys(config.model for _, config in runs):
         model_source(model)
     for name, config in runs:
         check_device(config.device, config.dtype)
-        load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
+        getattr(find_experiments()[name], "check", _check_data)(config)
         folder = result_folder(name, config, out)
         if (folder / "provenance.json").exists():
             RunFolder(folder, recorded(config))
+
+
+def _check_data(config: Config) -> None:
+    load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
 
 
 def is_finished(folder: Path, config: Config) -> bool:
