@@ -1,0 +1,1 @@
+"""What is called a cache in LLM serving, one kind a file or package."""
