@@ -111,6 +111,14 @@ def render(body: Mapping[str, Any], tokenize: Tokenize, rules: Rules) -> Rendere
     return Rendered(tuple(blocks), _settings(body, messages, stripped, rules))
 
 
+def conversation(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The same request as the messages of a chat template; tools and other blocks than text are shown as JSON."""
+    head = [_json(tool) for _, tool in _tools(body)] + [_shown(content) for content in _system(body)]
+    system = [{"role": "system", "content": "\n".join(head)}] if head else []
+    turns = _without_old_thinking(_messages(body))[0]
+    return system + [{"role": m["role"], "content": "\n".join(map(_shown, m["content"]))} for m in turns]
+
+
 def _settings(body: Mapping, messages: list[dict], stripped: int, rules: Rules) -> dict[str, dict]:
     contents = [content for message in messages for content in message["content"]]
     values = {
@@ -144,8 +152,7 @@ def _level_of_tool(tool: dict, rules: Rules) -> str:
 
 
 def _content_block(level: str, content: dict, head: str, tokenize: Tokenize, rules: Rules, where: str) -> Block:
-    text = content["text"] if content["type"] == "text" else _json(content)
-    block = _block(level, content, head + text, tokenize, rules, where)
+    block = _block(level, content, head + _shown(content), tokenize, rules, where)
     return replace(block, markable=_unmarkable(content) is None)
 
 
@@ -228,6 +235,10 @@ def _objects(value: Any, where: str) -> list[dict]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ApiError(f"{where}: must be a list of objects")
     return value
+
+
+def _shown(content: dict) -> str:
+    return content["text"] if content["type"] == "text" else _json(content)
 
 
 def _json(content: dict) -> str:
