@@ -1,4 +1,4 @@
-"""The article's two calls with the anthropic SDK: the first writes the instructions, the second reads them (S-30, S-31).
+"""The article's two calls with the anthropic SDK: one writes the instructions, the next reads them (S-30, S-31).
 
 `python scripts/prompt_cache_article.py` asks a local server (about half a minute). With `--paid-api` it asks Anthropic
 instead, for a few cents, with the key in ANTHROPIC_API_KEY, which only the SDK reads.
