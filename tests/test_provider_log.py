@@ -65,6 +65,13 @@ def test_bad_lines_are_named_by_their_number(log, bad, message):
         list(price(read_log(Path(log(body(), bad))), NOW, tokenize))
 
 
+def test_line_ends_inside_a_text_end_no_line(tmp_path):
+    file = tmp_path / "log.jsonl"
+    request = body(messages=[user(text("one\u2028two\x85three"))])
+    file.write_bytes(b"\r\n".join(json.dumps(request, ensure_ascii=False).encode() for _ in range(2)))
+    assert [entry.body for entry in read_log(file)] == [request, request]
+
+
 def test_files_without_requests_and_bad_dates_are_refused(log, capsys):
     for lines, options in (([""], []), ([body()], ["--on", "2026-13-01"])):
         assert cli.main(["prompt-cost", log(*lines), *options]) == 2

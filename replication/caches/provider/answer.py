@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from replication.caches.provider.request import ApiError, conversation
+from replication.errors import ReplicationError
 from replication.model import Model
 
 
@@ -22,10 +23,12 @@ class Answerer:
     """Calling it with a request body gives the answer's text in pieces, one a token, at most `longest` of them.
 
     The whole prompt is prefilled each time: what the provider's cache saves is counted, not speeded up.
-    Errors: ApiError for a prompt that exceeds the model's context.
+    Errors: ReplicationError for a model without a chat template, ApiError for a prompt that exceeds its context.
     """
 
     def __init__(self, model: Model, longest: int = 16):
+        if not model.tokenizer.chat_template:
+            raise ReplicationError(f"model '{model.name}' has no chat template: choose an instruction-tuned one")
         self.model, self.longest = model, longest
         self._one_at_a_time = threading.Lock()
 
@@ -35,11 +38,14 @@ class Answerer:
         room = self.model.context_length - allowed
         if len(ids) > room:
             raise ApiError(f"prompt is too long: {len(ids)} tokens > {room} maximum")
-        answer: list[int] = []
+        answer, said = [], ""
         for token in self._greedy(ids, allowed):
-            before = tokenizer.decode(answer)
             answer.append(token)
-            yield tokenizer.decode(answer)[len(before) :]
+            text = tokenizer.decode(answer)
+            # a character of several tokens is said with the last of them
+            piece = "" if text.endswith("\ufffd") else text[len(said) :]
+            said += piece
+            yield piece
 
     def limit(self, body: Mapping[str, Any]) -> int:
         """Tokens at which the answer is cut off."""

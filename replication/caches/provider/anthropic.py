@@ -33,22 +33,18 @@ class _Entry:
 class Call:
     """A request that the cache was asked for.
 
-    at: seconds on the caller's clock. keys: of the prefix that ends with each block. hit: blocks read. writes: block ->
-    TTL of each prefix that will be an entry once the response begins.
+    at: seconds on the caller's clock. keys: of the prefix that ends with each block. marks: blocks with a marker that
+    counts. hit: blocks read. writes: block -> TTL of each prefix that will be an entry once the response begins.
     """
 
     rules: Rules
     prompt: Rendered
     at: float
     keys: tuple[bytes, ...]
+    marks: tuple[int, ...]
     hit: int
     writes: Mapping[int, str]
     usage: Usage
-
-    @property
-    def marks(self) -> list[int]:
-        """Blocks with a marker that has enough tokens before it to count."""
-        return marks_that_count(self.prompt, self.rules)
 
 
 class PromptCache:
@@ -78,13 +74,13 @@ class PromptCache:
         rules, prompt = self._rendered(body)
         self._set_clock(at)
         keys = tuple(prompt.keys(self._scope(rules, workspace, organisation)))
-        marks = marks_that_count(prompt, rules)
+        marks = _marks(prompt, rules)
         hit = max((self._hit(keys, mark, rules) for mark in marks), default=0)
         for key in keys[:hit]:
             if key in self._entries:
                 self._entries[key].expires = at + self._entries[key].seconds
         writes = {mark: prompt.blocks[mark].ttl for mark in marks if mark >= hit}
-        return Call(rules, prompt, at, keys, hit, writes, _bill(prompt, hit, writes))
+        return Call(rules, prompt, at, keys, marks, hit, writes, _bill(prompt, hit, writes))
 
     def response_begins(self, call: Call, at: float) -> None:
         """From now on others can read what `call` writes."""
@@ -117,13 +113,10 @@ class PromptCache:
         return next((block + 1 for block in window if keys[block] in self._entries), 0)
 
 
-def marks_that_count(prompt: Rendered, rules: Rules) -> list[int]:
+def _marks(prompt: Rendered, rules: Rules) -> tuple[int, ...]:
     """Marked blocks that end at or after the model's minimum length; the others are ignored without a word (S-32)."""
-    return [
-        block
-        for block, end in enumerate(prompt.ends)
-        if prompt.blocks[block].ttl is not None and end >= rules["minimum_tokens"]
-    ]
+    ends = enumerate(prompt.ends)
+    return tuple(b for b, end in ends if prompt.blocks[b].ttl is not None and end >= rules["minimum_tokens"])
 
 
 def _bill(prompt: Rendered, hit: int, writes: Mapping[int, str]) -> Usage:

@@ -59,7 +59,7 @@ def read_log(path: Path) -> list[Request]:
     first bad line.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().decode().split("\n")  # other line ends may stand inside a JSON string
     except (OSError, UnicodeDecodeError) as error:
         raise ReplicationError(f"cannot read {path}: {error}") from error
     requests: list[Request] = []

@@ -121,15 +121,23 @@ def conversation(body: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _settings(body: Mapping, messages: list[dict], stripped: int, rules: Rules) -> dict[str, dict]:
     contents = [content for message in messages for content in message["content"]]
+    contents += [inner for content in contents for inner in _inside(content)]
+    asked = [content["citations"] for content in contents if isinstance(content.get("citations"), dict)]
     values = {
-        "citations": any((content.get("citations") or {}).get("enabled") for content in contents),
+        "citations": any(citations.get("enabled") for citations in asked),
         "speed": body.get("speed"),
         "tool_choice": body.get("tool_choice"),
-        "images": sum(content["type"] == "image" for content in contents),
+        "images": sum(content.get("type") == "image" for content in contents),
         "thinking": body.get("thinking"),
         "non_tool_results": stripped,
     }
     return {level: {k: v for k, v in values.items() if rules["voids"][k] == level} for level in LEVELS}
+
+
+def _inside(content: dict) -> list[dict]:
+    """The blocks of a tool's result."""
+    inner = content.get("content")
+    return [block for block in inner if isinstance(block, dict)] if isinstance(inner, list) else []
 
 
 def _without_old_thinking(messages: list[dict]) -> tuple[list[dict], int]:
@@ -242,9 +250,15 @@ def _shown(content: dict) -> str:
 
 
 def _json(content: dict) -> str:
-    """A block other than text as JSON, keys in the order given, without its marker, and with a digest for file data."""
-    shown = {key: value for key, value in content.items() if key != "cache_control"}
-    source = shown.get("source")
-    if isinstance(source, dict) and isinstance(source.get("data"), str) and source.get("type") == "base64":
-        shown["source"] = {**source, "data": hashlib.sha256(source["data"].encode()).hexdigest()}
-    return json.dumps(shown, ensure_ascii=False)
+    """A block other than text as JSON, keys in the order given, without its marker, and with digests for file data."""
+    return json.dumps({k: _digested(v) for k, v in content.items() if k != "cache_control"}, ensure_ascii=False)
+
+
+def _digested(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_digested(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "base64" and isinstance(value.get("data"), str):
+        return {**value, "data": hashlib.sha256(value["data"].encode()).hexdigest()}
+    return {key: _digested(item) for key, item in value.items()}

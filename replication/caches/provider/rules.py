@@ -29,9 +29,8 @@ _ALIAS = re.compile(r"-(20\d{6}|latest|0)$")
 
 @dataclass(frozen=True)
 class Rules:
-    """values: fact -> value; as_of: fact -> the date as of which the value was read; model: as the file names it."""
+    """model: as the file names it; values: fact -> value; as_of: fact -> the date as of which its value was read."""
 
-    provider: str
     model: str
     values: Mapping[str, Any]
     as_of: Mapping[str, date]
@@ -57,7 +56,7 @@ def load_rules(provider: str, model: str, on: date) -> Rules:
         for entry in known:
             values |= part(entry)
             as_of |= dict.fromkeys(part(entry), entry["as_of"])
-    return Rules(provider, name, values, as_of)
+    return Rules(name, values, as_of)
 
 
 @cache
