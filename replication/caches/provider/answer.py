@@ -34,7 +34,8 @@ class Answerer:
 
     def __call__(self, body: Mapping[str, Any]) -> Iterator[str]:
         tokenizer, allowed = self.model.tokenizer, self.limit(body)
-        ids = tokenizer.apply_chat_template(conversation(body), add_generation_prompt=True, return_dict=False)
+        with self._one_at_a_time:
+            ids = tokenizer.apply_chat_template(conversation(body), add_generation_prompt=True, return_dict=False)
         room = self.model.context_length - allowed
         if len(ids) > room:
             raise ApiError(f"prompt is too long: {len(ids)} tokens > {room} maximum")

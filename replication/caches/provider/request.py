@@ -9,6 +9,7 @@
 [('system', 9, None), ('messages', 8, None)]
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -82,10 +83,12 @@ def _chained(parent: bytes, text: str) -> bytes:
 
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> Tokenize:
     """Text to token ids; in a user's text, the name of a special token is text."""
+    # its own, because a call's settings stay in a tokenizer, which another thread may be using
+    own = copy.deepcopy(tokenizer)
 
     @lru_cache(maxsize=4096)
     def tokenize(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return tuple(own(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     return tokenize
 
