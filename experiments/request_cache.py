@@ -179,9 +179,9 @@ def _turn(session: ChatSession, text: str, number: int, before: dict | None, as_
         "prefilled": kept.reuse.prefilled,
         "parted": kept.reuse.parted,
         # over the tokens that are new in this turn
-        "surplus": before and kept.reuse.prefilled - (len(prompt) - before["prompt"] - before["generated"]),
+        "surplus": kept.reuse.prefilled - (len(prompt) - before["prompt"] - before["generated"]) if before else None,
         # the article's way: whether the chat, its replies decoded and tokenised again, goes on from the last one
-        "text_extends": before and first_difference(as_text, rendered) in (None, len(as_text)),
+        "text_extends": first_difference(as_text, rendered) in (None, len(as_text)) if before else None,
         "logit_difference": (kept.decoded.logits[0] - fresh.logits[0]).abs().max().item(),
         "seconds": {"kept": kept.decoded.seconds[0], "fresh": fresh.seconds[0]},
     }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import seaborn as sns
+from matplotlib.ticker import MaxNLocator
 
 from experiments.figures import PALETTE, _around, _save, _summary
 
@@ -53,12 +54,15 @@ def _times(axis, places: dict) -> None:
             linestyle=":",
             label=f"{dtype}, weights and KV read once",
         )
+    lengths = sorted({int(place.split()[1]) for place in places})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    _lengths(axis, places)
+    axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    axis.set_xlabel("context, tokens")
+    axis.set_ylim(top=10 * axis.get_ylim()[1])  # room for the legend
     axis.set_ylabel("seconds per decoded token (median, quartiles)")
     axis.set_title("Decode time and the bound of memory traffic")
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
 
 
 def _bytes(axis, places: dict) -> None:
@@ -69,21 +73,22 @@ def _bytes(axis, places: dict) -> None:
         per_token = rows[lengths[0]]["bytes_per_token"]
         label = f"{dtype}: {per_token:,} bytes per token"
         axis.plot(lengths, [rows[n]["bytes"] / 2**20 for n in lengths], marker, color=colour, label=label)
-    _lengths(axis, places)
-    axis.tick_params(axis="x", rotation=45)
+    axis.set_xlabel("context, tokens")
     axis.set_ylabel("MiB of K and V (points measured, line by formula)")
     axis.set_title("Memory that the cache takes")
     axis.legend(frameon=False)
 
 
 def _chat(axis, chat: dict) -> None:
-    dtype, found = next(iter(chat.items()))
+    dtype = _in_order(chat)[0]
+    found = chat[dtype]
     turns = range(1, len(found["turns"]) + 1)
     for key, label, colour in (
         ("prompt", "prompt: all prefilled without a kept cache", PALETTE[7]),
         ("prefilled", "prefilled with the kept cache", PALETTE[0]),
     ):
         axis.bar(turns, [turn[key] for turn in found["turns"]], color=colour, label=label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("turn of the chat")
     axis.set_ylabel("tokens (mean over chats)")
     last = found["turns"][-1]
@@ -93,24 +98,30 @@ def _chat(axis, chat: dict) -> None:
 
 
 def _kinds(axis, quantized: dict) -> None:
-    for dtype, style in zip(quantized, ("full", "none"), strict=False):
+    """Filled markers for the first dtype, open ones for the second."""
+    dtypes = _in_order(quantized)
+    for dtype, fill in zip(dtypes, ("full", "none"), strict=False):
         for kind, found in quantized[dtype].items():
             label, colour, marker = KINDS[kind]
+            place = found["bytes_ratio"]["mean"], found["nll_difference"]["mean"]
             axis.errorbar(
-                found["bytes_ratio"]["mean"],
-                found["nll"]["mean"],
-                yerr=_around(found["nll"], "mean"),
+                *place,
+                yerr=_around(found["nll_difference"], "mean"),
                 color=colour,
                 marker=marker,
                 markersize=8,
-                fillstyle=style,
+                fillstyle=fill,
                 linestyle="none",
-                label=f"{label}, {dtype}: step {found['step_ratio']['median']:.1f}×",
+                label=label if fill == "full" else None,
             )
-    axis.set_xlabel("bytes of the full-precision cache over its own")
-    axis.set_ylabel("NLL of the text that follows, nats per token\n(mean, 95 % interval)")
-    axis.set_title("Quantized kinds: memory against quality and step time")
-    axis.legend(frameon=False, fontsize=8)
+            step = f"{found['step_ratio']['median']:.1f}×"
+            below = kind.endswith("channel")  # it lies close to the kind that shares scales along tokens
+            axis.annotate(step, place, xytext=(7, -11 if below else 4), textcoords="offset points", fontsize=8)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xlabel("times fewer bytes than full precision (beside the point: times longer a step)")
+    axis.set_ylabel("rise of NLL, nats per token (paired mean, 95 % interval)")
+    axis.set_title(f"Quantized kinds, from {' (filled) and '.join(dtypes)}{' (open)' * (len(dtypes) > 1)}")
+    axis.legend(frameon=False, fontsize=9)
 
 
 def _by_dtype(places: dict) -> dict[str, dict[int, dict]]:
@@ -119,14 +130,11 @@ def _by_dtype(places: dict) -> dict[str, dict[int, dict]]:
     for place, row in places.items():
         dtype, length = place.split()
         found.setdefault(dtype, {})[int(length)] = row
-    return found
+    return {dtype: dict(sorted(found[dtype].items())) for dtype in _in_order(found)}
 
 
-def _lengths(axis, places: dict) -> None:
-    lengths = sorted({int(place.split()[1]) for place in places})
-    axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    axis.minorticks_off()
-    axis.set_xlabel("context, tokens")
+def _in_order(by_dtype: dict) -> list[str]:
+    return [dtype for dtype in DTYPES if dtype in by_dtype]
 
 
 def _bars(estimates: list[dict]) -> list[list[float]]:

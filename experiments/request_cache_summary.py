@@ -12,12 +12,14 @@ def summarise(records: list[dict], config) -> dict:
     """Per dtype and length what a step takes and what memory traffic allows; growth with length; chats; kinds."""
     steps = [r for r in records if r["kind"] == "step"]
     survivals = [r for r in records if r["kind"] == "survival"]
+    places = {
+        f"{dtype} {length}": _place([r for r in steps if (r["dtype"], r["length"]) == (dtype, length)])
+        for dtype in config.dtypes
+        for length in config.lengths
+    }
     return {
-        "places": {
-            f"{dtype} {length}": _place([r for r in steps if (r["dtype"], r["length"]) == (dtype, length)])
-            for dtype in config.dtypes
-            for length in config.lengths
-        },
+        "places": places,
+        "highest_bound_share": max(place["bound_share"]["median"] for place in places.values()),
         "growth": {dtype: _growth([r for r in steps if r["dtype"] == dtype], config) for dtype in config.dtypes},
         "bytes_error": max(
             max(abs(r["bytes"] - r["length"] * r["bytes_per_token"]) for r in steps),
