@@ -53,8 +53,11 @@ class Config(RagConfig):
             raise ReplicationError("lengths must be two or more, rising: growth is what is measured")
         if self.n < self.chats * self.turns:
             raise ReplicationError(f"{self.chats} chats of {self.turns} turns need n = {self.chats * self.turns}")
-        if self.context % GROUP:
-            raise ReplicationError(f"context must be a multiple of {GROUP}, which per-channel quantization needs")
+        if self.context % GROUP or self.continuation < 2:
+            raise ReplicationError(
+                f"context must be a multiple of {GROUP}, as per-channel quantization needs, and continuation 2 or more, "
+                "because its first token comes from the prefill"
+            )
 
 
 def run(config: Config, folder: RunFolder) -> None:
@@ -63,10 +66,10 @@ def run(config: Config, folder: RunFolder) -> None:
     for dtype in config.dtypes:
         model = load_model(config.model, dtype, config.device)
         identify(folder, {"kind": f"inputs {dtype}", "model": model.weights, "data": loaded.provenance})
-        ids = _text(config, model, loaded)
+        ids, chats = _text(config, model, loaded), _conversations(config, model, loaded.examples)
         _steps(config, folder, model, dtype, ids)
         _survivals(folder, model, dtype, ids)
-        _chats(config, folder, model, dtype, loaded.examples)
+        _chats(config, folder, model, dtype, chats)
         _kinds(config, folder, model, dtype, ids)
 
 
@@ -74,13 +77,27 @@ def _text(config: Config, model: Model, loaded: Loaded) -> tuple[int, ...]:
     """Running text of the data set, as long as the longest part of the experiment needs."""
     text = "".join(passage_text(p) for e in loaded.examples for p in e.passages)
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    longest = config.lengths[-1] + max(config.steps, ROWS)
+    longest = config.lengths[-1] + max(config.steps, ROWS) + 1
     if max(longest, config.context + config.continuation) > model.context_length:
         raise ReplicationError(f"the model's context is {model.context_length} tokens: set lengths or context lower")
     needed = max(longest, config.windows * (config.context + config.continuation))
     if len(ids) < needed:
         raise ReplicationError(f"{config.n} examples give {len(ids)} tokens, {needed} are needed: raise n")
     return tuple(ids)
+
+
+def _conversations(config: Config, model: Model, examples: list[RagExample]) -> list[list[str]]:
+    """What the user says in each chat: passages with their questions, and a last word after the edit."""
+    texts = [f"{passage_text(e.passages[0])}{e.question}" for e in examples]
+    chats = [[*texts[i * config.turns : (i + 1) * config.turns], "Go on."] for i in range(config.chats)]
+    for said in chats:
+        messages = [message for text in said for message in (Message("user", text), Message("assistant", ""))]
+        longest = len(render(model.tokenizer, messages)) + len(said) * config.reply
+        if longest > model.context_length:
+            raise ReplicationError(
+                f"a chat may take {longest} tokens, the model's context is {model.context_length}: lower turns or reply"
+            )
+    return chats
 
 
 def _steps(config: Config, folder: RunFolder, model: Model, dtype: str, ids: tuple[int, ...]) -> None:
@@ -133,37 +150,41 @@ def _first(cache: DynamicCache, tokens: int) -> DynamicCache:
 
 def _survivals(folder: RunFolder, model: Model, dtype: str, ids: tuple[int, ...]) -> None:
     """What a cache handed to `generate` holds afterwards."""
+    done = folder.done(("kind", "dtype", "index"))
     for index in range(SURVIVALS):
-        if ("survival", dtype, index) in folder.done(("kind", "dtype", "index")):
-            continue
-        prompt, cache = ids[: 5 + 20 * index], DynamicCache()
-        out = model.lm.generate(model.tensor(prompt), cache=cache, max_new_tokens=1 + 3 * index, do_sample=False)
-        counts = {"prompt": len(prompt), "generated": out.shape[1] - len(prompt), "held": cache.get_seq_length()}
-        folder.append({"kind": "survival", "dtype": dtype, "index": index, **counts})
+        if ("survival", dtype, index) not in done:
+            prompt, cache = ids[: 5 + 20 * index], DynamicCache()
+            out = model.lm.generate(model.tensor(prompt), cache=cache, max_new_tokens=1 + 3 * index, do_sample=False)
+            counts = {"prompt": len(prompt), "generated": out.shape[1] - len(prompt), "held": cache.get_seq_length()}
+            folder.append({"kind": "survival", "dtype": dtype, "index": index, **counts})
 
 
-def _chats(config: Config, folder: RunFolder, model: Model, dtype: str, examples: list[RagExample]) -> None:
-    """Chats whose cache is kept, each turn beside a prefill from nothing; then one about an edited history."""
+def _chats(config: Config, folder: RunFolder, model: Model, dtype: str, chats: list[list[str]]) -> None:
+    """Chats over a kept cache, each turn beside a prefill from nothing; the last one follows an edit of the history."""
     done = folder.done(("kind", "dtype", "chat", "turn"))
-    for number in tqdm(range(config.chats), f"chats, {dtype}", unit="chat"):
+    for number, texts in enumerate(tqdm(chats, f"chats, {dtype}", unit="chat")):
         if ("turn", dtype, number, config.turns) in done:
             continue
-        asked = examples[number * config.turns : (number + 1) * config.turns]
-        texts = [f"{passage_text(e.passages[0])}{e.question}" for e in asked]
         session, before, as_text = ChatSession(model, max_new_tokens=config.reply), None, ()
-        for turn in range(config.turns + 1):
-            edited = turn == config.turns
-            if edited:
-                middle = 2 * (config.turns // 2)
-                session.edit(middle, session.messages[middle].text + " Why?")
-            record, before, as_text = _turn(session, "Go on." if edited else texts[turn], turn, before, as_text)
+        for turn, text in enumerate(texts):
+            edit = {"edited_at": _edit(session)} if turn == config.turns else {}
+            before, as_text = _turn(session, text, turn, before, as_text)
             # a chat that was interrupted is held again from its start, because its cache is gone
             if ("turn", dtype, number, turn) not in done:
-                folder.append({"kind": "turn", "dtype": dtype, "chat": number, "turn": turn, "edited": edited} | record)
+                folder.append({"kind": "turn", "dtype": dtype, "chat": number, "turn": turn, **edit, **before})
 
 
-def _turn(session: ChatSession, text: str, number: int, before: dict | None, as_text: tuple) -> tuple:
-    """(the record of one turn, the same for the next turn to compare with, the chat tokenised from its text)."""
+def _edit(session: ChatSession) -> int:
+    """Lengthen the user's message in the middle of the chat; the token at which the chat is another one now."""
+    old = render(session.model.tokenizer, session.messages)
+    middle = len(session.messages) // 4 * 2
+    session.edit(middle, session.messages[middle].text + " Why?")
+    return first_difference(old, render(session.model.tokenizer, session.messages))
+
+
+def _turn(session: ChatSession, text: str, number: int, before: dict | None, as_text: tuple) -> tuple[dict, tuple]:
+    """(the record of one turn, the tokens of the chat made from its text and held in a cache after it); both are
+    compared with those of the turn before."""
     model = session.model
     messages = [*session.messages, Message("user", text)]
     prompt = render(model.tokenizer, messages)
@@ -185,7 +206,7 @@ def _turn(session: ChatSession, text: str, number: int, before: dict | None, as_
         "logit_difference": (kept.decoded.logits[0] - fresh.logits[0]).abs().max().item(),
         "seconds": {"kept": kept.decoded.seconds[0], "fresh": fresh.seconds[0]},
     }
-    return record, record, rendered + kept.decoded.ids[:-1]
+    return record, rendered + kept.decoded.ids[:-1]
 
 
 def _kinds(config: Config, folder: RunFolder, model: Model, dtype: str, ids: tuple[int, ...]) -> None:

@@ -72,7 +72,7 @@ def _chat(rows: list[dict], config) -> dict:
     """Turn by turn, and over all turns; `last` is the last turn before the edit."""
     turns = [[r for r in rows if r["turn"] == turn] for turn in range(config.turns)]
     later = [r for turn in turns[1:] for r in turn]
-    edits = [r for r in rows if r["edited"]]
+    edits = [r for r in rows if r["turn"] == config.turns]
     return {
         "turns": [
             {
@@ -90,7 +90,7 @@ def _chat(rows: list[dict], config) -> dict:
         "text_extends": wilson(sum(r["text_extends"] for r in later), len(later)),
         "edit": {
             "reused": mean_ci([(r["prompt"] - r["prefilled"]) / r["prompt"] for r in edits]),
-            "beyond_edit": max(abs(r["prompt"] - r["prefilled"] - r["parted"]) for r in edits),
+            "off_by": max(abs(r["prompt"] - r["prefilled"] - r["edited_at"]) for r in edits),
         },
         "logit_difference": max(r["logit_difference"] for r in rows),
     }

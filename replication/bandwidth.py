@@ -30,7 +30,7 @@ def _timed(device: torch.device, work) -> float:
 
 
 def weight_bytes(model: Model) -> int:
-    """Bytes of weights that a decode step reads: all but an input embedding that is not the head's, too."""
+    """Bytes of weights that a step of a dense model reads: all but an input embedding that is not the head as well."""
     embedding, head = model.lm.get_input_embeddings().weight, model.lm.get_output_embeddings().weight
     unread = 0 if embedding is head else embedding.nbytes
     return sum(p.nbytes for p in model.lm.parameters()) - unread

@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import torch
 from conftest import tiny_lm
 from transformers import AutoTokenizer
 
 from experiments.request_cache import Config
 from experiments.request_cache_summary import summarise
-from replication.bandwidth import BYTES
+from replication.bandwidth import BYTES, memory_seconds, weight_bytes
 from replication.embedded import embedded_directory
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
@@ -50,7 +51,7 @@ def test_what_must_hold_on_any_model(config, finished):
         chat = summary["chat"][dtype]
         assert chat["surplus"] == 1
         assert chat["parted"] == 0
-        assert chat["edit"]["beyond_edit"] == 0
+        assert chat["edit"]["off_by"] == 0
         assert 0 < chat["edit"]["reused"]["mean"] < 1
         assert chat["logit_difference"] < tolerance
         assert summary["quantized"][dtype]["full"]["kl"]["mean"] == 0
@@ -76,6 +77,20 @@ def test_the_summarys_arithmetic(config, finished):
     assert summary["growth"]["float32"]["with"]["median"] == 0
 
 
+def test_weights_that_a_step_reads(smollm2, tiny):
+    """SmolLM2's embedding is its head; of the tiny one's own embedding a step reads one row."""
+    assert weight_bytes(smollm2) == 134_515_008 * 4
+    weights = tiny("llama").lm.state_dict()
+    unread = weights.pop("model.embed_tokens.weight")
+    assert unread.shape == (97, 32)
+    assert weight_bytes(tiny("llama")) == sum(w.nbytes for w in weights.values())
+
+
+def test_memory_moves_at_a_possible_speed():
+    for seconds in memory_seconds(torch.device("cpu")).values():
+        assert 1e8 < BYTES / seconds < 1e12
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -83,6 +98,7 @@ def test_the_summarys_arithmetic(config, finished):
         ({"lengths": (512,)}, "two or more"),
         ({"turns": 30}, "need n = 90"),
         ({"context": 100}, "multiple of 64"),
+        ({"continuation": 1}, "continuation 2 or more"),
         ({"rounds": 0}, "rounds must be at least 1"),
     ],
 )
@@ -95,3 +111,6 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_measured(conf
     longer = Config(**{**vars(config), "lengths": (16, 4096)})
     with pytest.raises(ReplicationError, match="context is 2048 tokens: set lengths"):
         run_one("request_cache", longer, tmp_path)
+    wordy = Config(**{**vars(config), "reply": 600})
+    with pytest.raises(ReplicationError, match="the model's context is 2048: lower turns or reply"):
+        run_one("request_cache", wordy, tmp_path / "wordy")

@@ -5,7 +5,7 @@ generated: decoded and tokenised again, it can come out as other tokens, and reu
 
 >>> from replication.caches.chat import ChatSession
 >>> from replication.model import load_model
->>> chat = ChatSession(load_model("smollm2-135m"), max_new_tokens=8)
+>>> chat = ChatSession(load_model("smollm2-135m"), max_new_tokens=4)
 >>> turns = [chat.say(text) for text in ("Name a colour.", "Another one.", "And a third.")]
 >>> turns[0].reuse.prompt < turns[1].reuse.prompt < turns[2].reuse.prompt
 True

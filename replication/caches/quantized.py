@@ -57,7 +57,7 @@ def make_cache(kind: str, model: Model) -> Cache:
 
 def problem(kind: str, model: Model) -> str | None:
     """Why a kind of cache does not work here, found by decoding with it; None if it works. The first use of quanto on
-    a CPU compiles its kernel, which takes a minute and needs ninja and a C++ compiler."""
+    a CPU compiles its kernel, which takes minutes and needs ninja and a C++ compiler."""
     try:
         decoder = WithCache(model, make_cache(kind, model))
         for ids in (tuple(range(GROUP)), (0,)):
