@@ -55,7 +55,7 @@ class Config(RagConfig):
             raise ReplicationError(f"{self.chats} chats of {self.turns} turns need n = {self.chats * self.turns}")
         if self.context % GROUP or self.continuation < 2:
             raise ReplicationError(
-                f"context must be a multiple of {GROUP}, as per-channel quantization needs, and continuation 2 or more, "
+                f"context must be a multiple of {GROUP}, as quantizing per channel needs, and continuation 2 or more, "
                 "because its first token comes from the prefill"
             )
 
