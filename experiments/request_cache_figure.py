@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.ticker import MaxNLocator
 
-from experiments.figures import PALETTE, around, save, read_summary
+from experiments.figures import PALETTE, around, read_summary, save
 
 DTYPES = {"float32": (PALETTE[0], "o"), "bfloat16": (PALETTE[1], "s"), "float16": (PALETTE[2], "D")}
 KINDS = {
