@@ -1,0 +1,1 @@
+"""Caches of LLM serving, one a module."""
