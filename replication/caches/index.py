@@ -67,17 +67,35 @@ class GraphIndex(Index):
     """HNSW (Malkov and Yashunin 2018): walks a graph of near rows, which can miss the nearest; grows without training.
 
     links: edges of a row a level. effort, build_effort: candidates kept while searching and while adding (efSearch,
-    efConstruction): more of them, better recall, slower.
+    efConstruction): more of them, better recall, slower. effort can be set at any time.
     """
 
-    def __init__(self, dimension: int, links: int = 32, effort: int = 64, build_effort: int = 80):
-        self.links, self.effort, self.build_effort = links, effort, build_effort
+    def __init__(self, dimension: int, links: int = 32, effort: int = 64, build_effort: int = 40):
+        self.links, self.build_effort = links, build_effort
         super().__init__(dimension)
+        self.effort = effort
 
     def _build(self) -> faiss.Index:
         index = faiss.IndexHNSWFlat(self.dimension, self.links, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efSearch, index.hnsw.efConstruction = self.effort, self.build_effort
+        index.hnsw.efConstruction = self.build_effort
         return index
+
+    @property
+    def effort(self) -> int:
+        return self._faiss.hnsw.efSearch
+
+    @effort.setter
+    def effort(self, effort: int) -> None:
+        self._faiss.hnsw.efSearch = effort
+
+    def add(self, vectors: np.ndarray) -> None:
+        """As Index.add; on one thread, so that the same rows give the same graph."""
+        threads = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)
+        try:
+            super().add(vectors)
+        finally:
+            faiss.omp_set_num_threads(threads)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
