@@ -14,7 +14,7 @@ from tqdm import tqdm
 from experiments.common import identify
 from experiments.semantic_figures import repeat_figure
 from replication.caches.response import ResponseCache, is_deterministic, request_key
-from replication.data.request_log import load_log
+from replication.data.request_log import LoggedRequest, load_log
 from replication.records import RunFolder
 from replication.stats import median_iqr, wilson
 
@@ -112,7 +112,7 @@ def _changed(field: str, value: Any, can_change: bool) -> dict:
     }
 
 
-def _replay(requests: list) -> tuple[dict[str, dict], dict]:
+def _replay(requests: list[LoggedRequest]) -> tuple[dict[str, dict], dict]:
     """Per group: requests, repeats (hits), and hits that served the answer of another request."""
     groups: dict[str, dict] = defaultdict(lambda: {"requests": 0, "repeats": 0, "wrong": 0})
     seconds: dict[str, list[float]] = {"hit": [], "miss": []}

@@ -16,7 +16,7 @@ def threshold_figure(folder: Path) -> None:
     """Right and wrong answers by threshold; hits by kind of question; wrong against right answers for every check."""
     summary = _summary(folder)
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
-    figure, axes = plt.subplots(1, 3, figsize=(16, 5.2), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(16, 6), layout="constrained")
     _curves(axes[0], summary["curves"]["plain"])
     _categories(axes[1], summary["by_category"])
     _trade(axes[2], summary)
@@ -70,16 +70,16 @@ def repeat_figure(folder: Path) -> None:
 
 def _curves(axis, curve: dict) -> None:
     thresholds = [float(t) for t in curve]
-    for key, label, colour in (("served", "right answers served", 0), ("wrong", "wrong answers served", 3)):
+    for key, label, colour in (("served", "one answer is right for both", 0), ("wrong", "a hit is wrong", 3)):
         rates = [point[key] for point in curve.values()]
         axis.plot(thresholds, [100 * r["mean"] for r in rates], color=PALETTE[colour], label=label)
         low, high = ([100 * r[bound] for r in rates] for bound in ("low", "high"))
         axis.fill_between(thresholds, low, high, color=PALETTE[colour], alpha=0.2)
     axis.axvspan(*PUBLISHED, color="grey", alpha=0.12, label="published defaults")
     axis.set_xlabel("threshold (cosine)")
-    axis.set_ylabel("% of the pairs with one answer, or with two\n(95 % interval)")
-    axis.set_title("No threshold separates them")
-    axis.legend(frameon=False)
+    axis.set_ylabel("pairs that hit, % (95 % interval)")
+    axis.set_title("By threshold")
+    _legend(axis)
 
 
 def _categories(axis, by_category: dict) -> None:
@@ -92,7 +92,7 @@ def _categories(axis, by_category: dict) -> None:
     axis.set_xlabel("threshold (cosine)")
     axis.set_ylabel("pairs that hit, %")
     axis.set_title("By kind of pair (dashed: a hit is wrong)")
-    axis.legend(frameon=False)
+    _legend(axis)
 
 
 def _trade(axis, summary: dict) -> None:
@@ -100,10 +100,14 @@ def _trade(axis, summary: dict) -> None:
         _path(axis, summary["curves"][name].values(), label, PALETTE[colour])
     if summary["judge_curve"]:
         _path(axis, summary["judge_curve"], "language model as judge", PALETTE[0], linestyle="--")
-    axis.set_xlabel("right answers served, %")
-    axis.set_ylabel("wrong answers served, %")
-    axis.set_title("A check at every hit rate (right and low is better)")
-    axis.legend(frameon=False)
+    axis.set_xlabel("pairs with one answer that hit, %")
+    axis.set_ylabel("other pairs that hit (wrong answers), %")
+    axis.set_title("A check before serving (right and low is better)")
+    _legend(axis)
+
+
+def _legend(axis) -> None:
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
 
 
 def _path(axis, points, label: str, colour, linestyle: str = "-") -> None:

@@ -90,7 +90,7 @@ def _measure(config: Config, folder: RunFolder, entries: np.ndarray, queries: np
         folder.append({"kind": "build", "size": size, "seconds": seconds})
     indexes = {"exact": (exact, None), **{f"graph@{effort}": (graph, effort) for effort in config.efforts}}
     for number in tqdm(range(-1, config.rounds), f"{size:,} entries", unit="round"):
-        seconds = _search_seconds(indexes, queries[: config.timed])
+        seconds = _search_seconds(indexes, queries[: config.timed], number + 1)
         if number >= 0 and ("timing", size, number) not in folder.done(("kind", "size", "round")):
             folder.append({"kind": "timing", "size": size, "round": number, "seconds": seconds})
 
@@ -109,15 +109,19 @@ def _recall(config: Config, graph: GraphIndex, effort: int, queries: np.ndarray,
     }
 
 
-def _search_seconds(indexes: dict[str, tuple[Index, int | None]], queries: np.ndarray) -> dict[str, list[float]]:
-    """Per index, seconds of each query alone; the indexes take turns query by query."""
-    seconds: dict[str, list[float]] = {name: [] for name in indexes}
-    for query in queries:
-        for name, (index, effort) in indexes.items():
-            if effort is not None:
-                index.effort = effort
-            seconds[name].append(_timed(index.search, query[None]))
-    return seconds
+def _search_seconds(
+    indexes: dict[str, tuple[Index, int | None]], queries: np.ndarray, turn: int
+) -> dict[str, list[float]]:
+    """Per index, seconds of each query alone. An index searches all queries before the next one does, as a service
+    would: right after each other, one would find in the processor's cache what the other had read."""
+    seconds = {}
+    order = list(indexes)[turn % len(indexes) :] + list(indexes)[: turn % len(indexes)]
+    for name in order:
+        index, effort = indexes[name]
+        if effort is not None:
+            index.effort = effort
+        seconds[name] = [_timed(index.search, query[None]) for query in queries]
+    return {name: seconds[name] for name in indexes}
 
 
 def _timed(function, *arguments) -> float:

@@ -23,6 +23,7 @@ from replication.records import RunFolder, jsonable
 from replication.registry import Registry
 
 Config = Any  # an experiment's own frozen dataclass
+MODEL_FIELDS = ("model", "judge")
 _PROFILE_KEYS = {"about", "runs"}
 _RUN_KEYS = {"experiment", "model", "dataset", "set"}
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -65,7 +66,8 @@ def configure(
 def recorded(config: Config) -> dict:
     """The config as results hold it: without paths, which say nothing about a number and differ between machines."""
     fields = {key: value for key, value in dataclasses.asdict(config).items() if key != "data_dir"}
-    return jsonable(fields | {"model": model_label(config.model) if Path(config.model).is_dir() else config.model})
+    labels = {key: model_label(fields[key]) for key in MODEL_FIELDS if key in fields and Path(fields[key]).is_dir()}
+    return jsonable(fields | labels)
 
 
 def model_label(model: str) -> str:
