@@ -10,12 +10,12 @@ from scipy.stats import mannwhitneyu
 from tqdm import tqdm
 
 from experiments.common import identify, require_positive
-from experiments.semantic_common import PairConfig, check_pairs, embed_all
+from experiments.semantic_common import PairConfig, check_pairs, embed_all, load_readable
 from experiments.semantic_figures import threshold_figure
 from replication.caches.embedding import Embedder, load_embedder
 from replication.caches.gates import LikelihoodJudge, same_content, same_polarity
 from replication.caches.semantic import LookUp, SemanticCache
-from replication.data.pairs import Pair, load_pairs
+from replication.data.pairs import Pair
 from replication.errors import ReplicationError
 from replication.model import Model, load_model
 from replication.records import RunFolder
@@ -61,10 +61,11 @@ def check(config: Config) -> None:
 
 def run(config: Config, folder: RunFolder) -> None:
     """Every pair scored, gated and judged; pairs that a stopped run has done are not judged again."""
-    loaded = load_pairs(config.dataset, config.n, config.seed, config.data_dir or None)
+    embedder = load_embedder(config.model, config.device)
+    loaded = load_readable(config, embedder)
     if len({pair.same for pair in loaded.pairs}) < 2:
         raise ReplicationError(f"{len(loaded.pairs)} pairs are all alike or all different: raise n")
-    embedder, model = load_embedder(config.model, config.device), load_model(config.judge, config.dtype, config.device)
+    model = load_model(config.judge, config.dtype, config.device)
     identify(folder, {"embedder": embedder.weights, "judge": model.weights, "data": loaded.provenance})
     _score_article(embedder, folder)
     _score_pairs(config, loaded.pairs, embedder, LikelihoodJudge(model), folder)

@@ -7,7 +7,7 @@ import numpy as np
 from tqdm import tqdm
 
 from replication.caches.embedding import DEFAULT, Embedder, embedder_directory
-from replication.data.pairs import load_pairs
+from replication.data.pairs import LoadedPairs, load_pairs
 from replication.runner import check_device
 
 BATCH = 64
@@ -32,6 +32,14 @@ def check_pairs(config: PairConfig) -> None:
     embedder_directory(config.model)
     load_pairs(config.dataset, config.n, config.seed, config.data_dir or None)
     check_device(config.device, config.dtype)
+
+
+def load_readable(config: PairConfig, embedder: Embedder) -> LoadedPairs:
+    """The pairs that the embedder reads whole; the others, which no cache should hold, are dropped and counted."""
+    loaded = load_pairs(config.dataset, config.n, config.seed, config.data_dir or None)
+    stored, asked = (embedder.lengths([getattr(p, side) for p in loaded.pairs]) for side in ("stored", "asked"))
+    kept = [p for p, *tokens in zip(loaded.pairs, stored, asked, strict=True) if max(tokens) <= embedder.limit]
+    return LoadedPairs(kept, loaded.provenance | {"too_long": len(loaded.pairs) - len(kept)})
 
 
 def embed_all(embedder: Embedder, texts: Sequence[str], what: str) -> np.ndarray:

@@ -9,12 +9,12 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.common import identify, require_positive
-from experiments.semantic_common import PairConfig, check_pairs, embed_all
+from experiments.semantic_common import PairConfig, check_pairs, embed_all, load_readable
 from experiments.semantic_figures import index_figure
 from replication.caches.embedding import Embedder, load_embedder
 from replication.caches.index import INDEXES, ExactIndex, GraphIndex, Index, unit
 from replication.caches.semantic import SemanticCache
-from replication.data.pairs import Pair, load_pairs
+from replication.data.pairs import Pair
 from replication.errors import ReplicationError
 from replication.records import RunFolder
 from replication.stats import median_iqr, wilson
@@ -50,8 +50,8 @@ def check(config: Config) -> None:
 
 def run(config: Config, folder: RunFolder) -> None:
     """Each size in turn: recall of every effort, then latencies, interleaved; then whole requests."""
-    loaded = load_pairs(config.dataset, config.n, config.seed, config.data_dir or None)
     embedder = load_embedder(config.model, config.device)
+    loaded = load_readable(config, embedder)
     identify(folder, {"embedder": embedder.weights, "data": loaded.provenance})
     stored = embed_all(embedder, [pair.stored for pair in loaded.pairs], "stored questions")
     queries = embed_all(embedder, [pair.asked for pair in loaded.pairs[: config.queries]], "asked questions")

@@ -1,45 +1,26 @@
 """The semantic cache: neighbours, threshold, persistence and kill -9, wrong answers that only a gate stops."""
 
 import doctest
-import hashlib
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
+from embedders import DIMENSION, WordEmbedder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModel, AutoTokenizer
 
 from replication.caches import embedding, gates, index, semantic
-from replication.caches.embedding import load_embedder
+from replication.caches.embedding import embedder_directory, load_embedder
 from replication.caches.gates import LikelihoodJudge, same_content, same_polarity
 from replication.caches.index import INDEXES, ExactIndex, GraphIndex, recall, unit
 from replication.caches.semantic import LookUp, SemanticCache
 from replication.errors import ReplicationError
-
-DIMENSION = 8
-
-
-@dataclass
-class WordEmbedder:
-    """Texts that share words are near; counts the texts it has embedded."""
-
-    weights: str = "words"
-    dimension: int = DIMENSION
-    embedded: list[str] = field(default_factory=list)
-
-    def encode(self, texts):
-        self.embedded += texts
-        return unit(np.stack([sum(_direction(word) for word in text.split()) for text in texts]))
-
-
-def _direction(word: str) -> np.ndarray:
-    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
-    return np.random.default_rng(seed).normal(size=DIMENSION)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +112,16 @@ def test_embeddings_have_length_one_so_cosine_is_the_dot_product(minilm):
     cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
     assert a.dtype == np.float32
     assert float(a @ b) == pytest.approx(float(cosine), abs=1e-6)
+
+
+def test_embeddings_are_the_models_mean_over_its_tokens(minilm):
+    """The reference in plain transformers: texts of other lengths in the same batch change nothing."""
+    tokenizer, model = (auto.from_pretrained(embedder_directory()) for auto in (AutoTokenizer, AutoModel))
+    texts = ["Is the API rate limited?", "word " * 100]
+    with torch.no_grad():
+        states = [model(**tokenizer(text, return_tensors="pt", truncation=False)).last_hidden_state for text in texts]
+    expected = unit(np.stack([state[0].mean(0).numpy() for state in states]))
+    np.testing.assert_allclose(minilm.encode(texts), expected, atol=1e-5)
 
 
 def test_a_text_that_would_be_cut_is_refused(minilm):
@@ -251,6 +242,13 @@ def test_a_file_of_another_embedder_is_refused(tmp_path):
         SemanticCache(WordEmbedder(weights="other"), path=tmp_path / "s.db")
 
 
+def test_a_vector_that_does_not_fit_leaves_no_trace(tmp_path):
+    cache = cache_of("a", path=tmp_path / "s.db")
+    with pytest.raises(ReplicationError, match="vectors of shape"):
+        cache.store(LookUp("b", np.ones(3)), "no")
+    assert len(SemanticCache(WordEmbedder(), path=tmp_path / "s.db")) == 1
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "s.db").write_bytes(b"text" * 500)
     with pytest.raises(ReplicationError, match=r"s\.db"):
@@ -259,8 +257,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 _WRITER = """
 import sys
-import numpy as np
-from test_semantic import WordEmbedder
+from embedders import WordEmbedder
 from replication.caches.semantic import SemanticCache
 cache = SemanticCache(WordEmbedder(), path=sys.argv[1])
 for number in range(10**9):

@@ -8,7 +8,9 @@ from conftest import tiny_lm
 from transformers import AutoTokenizer
 
 from experiments import response_cache, semantic_cache, semantic_index
+from experiments.semantic_common import load_readable
 from experiments.semantic_index import grown
+from replication.caches.embedding import Embedder, load_embedder
 from replication.caches.index import unit
 from replication.caches.response import is_deterministic, request_key
 from replication.data.request_log import LOGS, MOONCAKE_FILE, TAU_BENCH_FILE, load_log
@@ -73,6 +75,14 @@ def test_results_hold_no_path_of_the_judge(configs):
 def test_what_would_stop_a_run_is_said_before(tmp_path, settings):
     with pytest.raises(ReplicationError):
         check_runs([("semantic_cache", semantic_cache.Config(**settings))], tmp_path)
+
+
+def test_pairs_that_an_embedder_would_cut_are_dropped_and_counted(monkeypatch):
+    monkeypatch.setattr(Embedder, "limit", 12)
+    embedder = load_embedder()
+    loaded = load_readable(semantic_cache.Config(n=20), embedder)
+    assert 0 < len(loaded.pairs) == 20 - loaded.provenance["too_long"] < 20
+    assert max(embedder.lengths([text for pair in loaded.pairs for text in (pair.stored, pair.asked)])) <= 12
 
 
 # semantic_cache

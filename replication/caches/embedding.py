@@ -35,17 +35,25 @@ class Embedder:
     def dimension(self) -> int:
         return self.model.get_embedding_dimension()
 
+    @property
+    def limit(self) -> int:
+        """Longest text in tokens."""
+        return self.model.max_seq_length
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text, of which there is at least one."""
+        return [len(ids) for ids in self.model.tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]]
+
     def encode(self, texts: Sequence[str], batch_size: int = 64) -> np.ndarray:
         """Unit vectors, float32 [len(texts), dimension], of at least one text.
 
-        ReplicationError for a text that exceeds the model's length: it would be cut, and two texts that differ behind
-        the cut would be the same to a cache.
+        ReplicationError for a text that exceeds the limit: it would be cut, and two texts that differ behind the cut
+        would be the same to a cache.
         """
-        limit = self.model.max_seq_length
-        lengths = [len(ids) for ids in self.model.tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]]
-        if max(lengths, default=0) > limit:
+        longest = max(self.lengths(texts))
+        if longest > self.limit:
             raise ReplicationError(
-                f"a text of {max(lengths)} tokens exceeds the {limit} that {self.name} reads: cache it by its bytes"
+                f"a text of {longest} tokens exceeds the {self.limit} that {self.name} reads: cache it by its bytes"
             )
         return self.model.encode(
             list(texts),

@@ -35,17 +35,18 @@ class Index(ABC):
         """An empty faiss index by inner product."""
 
     def add(self, vectors: np.ndarray) -> None:
-        """Appends rows; ReplicationError unless they are unit vectors of the index's dimension."""
-        self._faiss.add(self._checked(vectors))
+        """Appends rows."""
+        self._faiss.add(self.checked(vectors))
 
     def search(self, queries: np.ndarray, k: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """scores, rows: [len(queries), k], best first; row -1 where fewer than k were found."""
-        return self._faiss.search(self._checked(queries), k)
+        return self._faiss.search(self.checked(queries), k)
 
     def __len__(self) -> int:
         return self._faiss.ntotal
 
-    def _checked(self, vectors: np.ndarray) -> np.ndarray:
+    def checked(self, vectors: np.ndarray) -> np.ndarray:
+        """The vectors as the index takes them; ReplicationError unless they are of length 1 and its dimension."""
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             raise ReplicationError(f"vectors of shape {vectors.shape} do not fit an index of [n, {self.dimension}]")

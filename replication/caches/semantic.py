@@ -110,16 +110,17 @@ class SemanticCache:
 
     def store(self, looked: LookUp, answer: str) -> None:
         """Keeps the answer of a looked-up question, in place of an earlier one; its embedding is not made again."""
+        vectors = self._index.checked(looked.vector[None])
         with self._lock:
             with explained(self.path):
                 self._database.execute(
                     "INSERT INTO entries (question, answer, vector) VALUES (?, ?, ?)"
-                    "ON CONFLICT (question) DO UPDATE SET answer = excluded.answer",
-                    (looked.question, answer, np.asarray(looked.vector, np.float32).tobytes()),
+                    " ON CONFLICT (question) DO UPDATE SET answer = excluded.answer",
+                    (looked.question, answer, vectors.tobytes()),
                 )
             known = self._rows.get(looked.question)
             if known is None:
-                self._append([looked.question], [answer], looked.vector[None])
+                self._append([looked.question], [answer], vectors)
             else:
                 self._answers[known] = answer
 

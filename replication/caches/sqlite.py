@@ -19,19 +19,26 @@ def open_database(path: str | Path, kind: str, schema: Sequence[str]) -> sqlite3
     """
     try:
         database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        if _kind(database) not in (None, kind):
+            raise ReplicationError(f"{path} is another program's database, not a {kind}: choose another file")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         with transaction(database):
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not tables:
+            if _kind(database) is None:
                 for statement in ("CREATE TABLE kind (name TEXT NOT NULL)", *schema):
                     database.execute(statement)
                 database.execute("INSERT INTO kind VALUES (?)", (kind,))
-            elif "kind" not in tables or database.execute("SELECT name FROM kind").fetchone() != (kind,):
-                raise ReplicationError(f"{path} is another program's database, not a {kind}: choose another file")
     except sqlite3.Error as error:
         raise ReplicationError(f"cannot open {path} as a {kind}: {error}; choose another file or delete it") from error
     return database
+
+
+def _kind(database: sqlite3.Connection) -> str | None:
+    """What the database says that it is: empty if nothing, None if it is new."""
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return None
+    return database.execute("SELECT name FROM kind").fetchone()[0] if "kind" in tables else ""
 
 
 @contextmanager
