@@ -14,6 +14,7 @@ from replication.data import mooncake
 from replication.errors import ReplicationError
 from replication.model import load_model
 from replication.records import RunFolder
+from replication.runner import check_device, model_source
 
 TITLE = "Prefix cache capacity against hit rate on Mooncake's conversation trace"
 BATCHES = ("released at once", "held while decoding")
@@ -36,7 +37,9 @@ class Config(RagConfig):
 
 
 def check(config: Config) -> None:
-    """ReplicationError when the trace cannot be read."""
+    """ReplicationError when the model or the trace cannot be read."""
+    model_source(config.model)
+    check_device(config.device, config.dtype)
     mooncake.load_trace(config.data_dir)
 
 
