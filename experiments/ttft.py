@@ -44,8 +44,6 @@ class Config(RagConfig):
         unknown = set(self.dtypes) - set(DTYPES)
         if unknown or not self.dtypes:
             raise ReplicationError(f"dtypes must be of {', '.join(DTYPES)}, not '{', '.join(sorted(unknown))}'")
-        if self.dtype != RagConfig.dtype:
-            raise ReplicationError("ttft measures every dtype of `dtypes`: set that, not dtype")
         if not self.lengths or min(self.lengths) <= self.prefix + self.fresh:
             raise ReplicationError(
                 f"every length must exceed the {self.prefix + self.fresh} tokens of prefix and question"
