@@ -42,7 +42,7 @@ FACTORS = {
 
 def quality_figure(folder: Path) -> None:
     """KL and gold NLL against speed-up; curves run over recompute ratios, single points are at the answer ratio."""
-    summary = _summary(folder)
+    summary = read_summary(folder)
     cells = summary["cells"]
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.15)
     figure, axes = plt.subplots(1, 2, figsize=(12, 5.4), sharex=True)
@@ -66,14 +66,14 @@ def quality_figure(folder: Path) -> None:
     bare = f"without any passage: {cells['no-context']['nll']['mean']:.2f} nats"
     axes[1].text(0.02, 0.97, bare, transform=axes[1].transAxes, va="top", fontsize=9, color="grey")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, frameon=False, fontsize=9)
-    figure.suptitle(f"{_where(folder)}: fidelity against time to first token (n = {summary['n']})")
+    figure.suptitle(f"{where(folder)}: fidelity against time to first token (n = {summary['n']})")
     figure.tight_layout(rect=(0, 0.13, 1, 1))
-    _save(figure, folder)
+    save(figure, folder)
 
 
 def factorial_figure(folder: Path) -> None:
     """KL by what is repaired, each fault's Shapley share, and attention under full prefill and under reuse."""
-    summary = _summary(folder)
+    summary = read_summary(folder)
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure = plt.figure(figsize=(13, 9), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.05))
@@ -83,13 +83,13 @@ def factorial_figure(folder: Path) -> None:
     *maps, sinks = bottom.subplots(1, 3, width_ratios=(1, 1, 0.8))
     _maps(bottom, maps, summary["attention"])
     _sinks(sinks, summary["attention"])
-    figure.suptitle(f"{_where(folder)}: why naive concatenation fails (n = {summary['n']})")
-    _save(figure, folder)
+    figure.suptitle(f"{where(folder)}: why naive concatenation fails (n = {summary['n']})")
+    save(figure, folder)
 
 
 def ttft_figure(folder: Path) -> None:
     """TTFT speed-up of every method with the operation-count ceiling, one panel per dtype and length."""
-    summary = _summary(folder)["places"]
+    summary = read_summary(folder)["places"]
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, axes = plt.subplots(
         1, len(summary), figsize=(2 + 4 * len(summary), 5.4), sharey=True, squeeze=False, layout="constrained"
@@ -100,7 +100,7 @@ def ttft_figure(folder: Path) -> None:
             entry, (_, colour, _) = found["cells"][name], STYLE[name.partition("@")[0]]
             speed = entry["speedup"]
             axis.barh(y, speed["median"], color=colour, height=0.65)
-            axis.errorbar(speed["median"], y, xerr=_around(speed, "median"), color="black", capsize=2)
+            axis.errorbar(speed["median"], y, xerr=around(speed, "median"), color="black", capsize=2)
             axis.plot(entry["ceiling"], y, marker="|", markersize=16, color="black", markeredgewidth=2)
             beyond = max(speed["high"], entry["ceiling"]) * 1.06
             axis.text(beyond, y, f"{speed['median']:.1f}×", va="center", fontsize=9)
@@ -114,7 +114,7 @@ def ttft_figure(folder: Path) -> None:
     axes[0][0].invert_yaxis()
     figure.supxlabel("TTFT speed-up over transformers' full prefill (median, quartiles; | operation-count ceiling)")
     figure.suptitle(f"{folder.parts[-3]}: time to first token")
-    _save(figure, folder)
+    save(figure, folder)
 
 
 def _repairs(axis, summary: dict) -> None:
@@ -132,7 +132,7 @@ def _repairs(axis, summary: dict) -> None:
     colours = [PALETTE[3], *[PALETTE[1]] * 3, *[PALETTE[0]] * 3, PALETTE[7]]
     axis.barh(range(len(values)), [v["mean"] for v in values], color=colours)
     for y, value in enumerate(values):
-        axis.errorbar(value["mean"], y, xerr=_around(value, "mean"), color="black", capsize=2)
+        axis.errorbar(value["mean"], y, xerr=around(value, "mean"), color="black", capsize=2)
     axis.set_yticks(range(len(values)), list(shown))
     axis.invert_yaxis()
     axis.set_xlabel("KL to full prefill at first answer token, nats (95 % interval)")
@@ -143,7 +143,7 @@ def _shares(axis, summary: dict) -> None:
     for y, factor in enumerate(FACTORS):
         share = summary["shapley"][factor]["share"]
         axis.barh(y, 100 * share["mean"], color=PALETTE[y])
-        axis.errorbar(100 * share["mean"], y, xerr=100 * _around(share, "mean"), color="black", capsize=2)
+        axis.errorbar(100 * share["mean"], y, xerr=100 * around(share, "mean"), color="black", capsize=2)
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_yticks(range(len(FACTORS)), list(FACTORS.values()))
     axis.invert_yaxis()
@@ -175,7 +175,7 @@ def _sinks(axis, attention: dict) -> None:
             value = attention[name][key]
             place = x + 0.4 * offset - 0.2
             axis.bar(place, 100 * value["mean"], 0.38, color=PALETTE[colour], label=legend if x == 0 else None)
-            axis.errorbar(place, 100 * value["mean"], yerr=100 * _around(value, "mean"), color="black", capsize=2)
+            axis.errorbar(place, 100 * value["mean"], yerr=100 * around(value, "mean"), color="black", capsize=2)
     axis.set_xticks(range(len(bars)), [label for _, label in bars])
     axis.set_ylabel("attention to a passage's first token, %")
     axis.set_title("Do passages have their own sinks?")
@@ -186,8 +186,8 @@ def _errorbar(axis, points: list[dict], metric: str, label: str, colour, marker:
     axis.errorbar(
         [p["speedup"]["median"] for p in points],
         [p[metric]["mean"] for p in points],
-        xerr=np.hstack([_around(p["speedup"], "median") for p in points]),
-        yerr=np.hstack([_around(p[metric], "mean") for p in points]),
+        xerr=np.hstack([around(p["speedup"], "median") for p in points]),
+        yerr=np.hstack([around(p[metric], "mean") for p in points]),
         label=label,
         color=colour,
         marker=marker,
@@ -197,7 +197,7 @@ def _errorbar(axis, points: list[dict], metric: str, label: str, colour, marker:
     )
 
 
-def _around(estimate: dict, centre: str) -> np.ndarray:
+def around(estimate: dict, centre: str) -> np.ndarray:
     """Lengths [2, 1] of the error bar below and above the centre; zero where there is no interval."""
     middle = estimate[centre]
     low, high = (middle if estimate[k] is None else estimate[k] for k in ("low", "high"))
@@ -217,15 +217,15 @@ def _ratio(cell: str) -> float:
     return float(cell.partition("@")[2] or 0)
 
 
-def _where(folder: Path) -> str:
+def where(folder: Path) -> str:
     return f"{folder.parts[-3]} on {folder.parts[-1]}"
 
 
-def _summary(folder: Path) -> dict:
+def read_summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def _save(figure, folder: Path) -> None:
+def save(figure, folder: Path) -> None:
     figure.savefig(folder / "figure.pdf", bbox_inches="tight")
     # last and atomic: its presence says that the run is complete
     image = io.BytesIO()

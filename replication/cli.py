@@ -5,8 +5,10 @@ torch and transformers are imported by the commands that need them, so that --he
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 
 from replication.errors import ReplicationError
@@ -78,6 +80,14 @@ def _parser() -> tuple[_Parser, Registry]:
     command.add_argument("b", metavar="B", help="a text file, or the text itself")
     command.add_argument("--model", default="smollm2-135m", help="whose tokenizer (default: smollm2-135m)")
 
+    command = add("prompt-cost", _prompt_cost, "what logged Messages API requests would read, write and cost")
+    command.add_argument("file", metavar="FILE.jsonl", help="a request body a line; optional keys: at, usage")
+    _add_prompt_options(command)
+
+    command = add("prompt-server", _prompt_server, "a local Messages API with a simulated prompt cache")
+    command.add_argument("--port", type=int, default=8000, help="of 127.0.0.1 (default: 8000; 0: any free one)")
+    _add_prompt_options(command)
+
     for name in LISTINGS:
         add(name, _list, f"list {name}").set_defaults(what=name)
     return parser, commands
@@ -89,6 +99,11 @@ def _add_run_options(command: _Parser, out: str) -> None:
     command.add_argument("--device", help="cpu, cuda, ...")
     command.add_argument("--dtype", help="float32, bfloat16 or float16")
     command.add_argument("--data-dir", help="folder of local data files (default: REPLICATION_DATA)")
+
+
+def _add_prompt_options(command: _Parser) -> None:
+    command.add_argument("--model", default="smollm2-135m", help="a local model, whose tokenizer counts")
+    command.add_argument("--on", type=_date, help="the date whose rules hold, YYYY-MM-DD (default: today)")
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, str]:
@@ -161,6 +176,35 @@ def _diff(options: argparse.Namespace) -> int:
 
     print(compare(options.a, options.b, options.model))
     return 0
+
+
+def _prompt_cost(options: argparse.Namespace) -> int:
+    from replication.caches.provider.log import report
+
+    print(report(options.file, options.model, options.on or date.today()))
+    return 0
+
+
+def _prompt_server(options: argparse.Namespace) -> int:
+    from replication.caches.provider.answer import Answerer
+    from replication.caches.provider.anthropic import PromptCache
+    from replication.caches.provider.request import tokenizer_of
+    from replication.caches.provider.server import PromptServer
+    from replication.model import load_model
+
+    model = load_model(options.model)
+    cache = PromptCache(options.on or date.today(), tokenizer_of(model.tokenizer))
+    with PromptServer(cache, Answerer(model), options.port) as server:
+        print(f"ANTHROPIC_BASE_URL={server.url}\nANTHROPIC_API_KEY=local\nCtrl-C ends it", flush=True)
+        threading.Event().wait()
+    return 0
+
+
+def _date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise ReplicationError(f"'{text}' is no date of the form YYYY-MM-DD") from error
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -31,8 +31,11 @@ def _selectors() -> dict[str, str]:
 
 def _datasets() -> dict[str, str]:
     from replication.data import DATASETS
+    from replication.data.pairs import PAIRS
+    from replication.data.request_log import LOGS
 
-    return {name: _first_sentence(dataset.make) for name, dataset in DATASETS.items()}
+    makers = {**{name: dataset.make for name, dataset in DATASETS.items()}, **LOGS, **PAIRS}
+    return {name: _first_sentence(make) for name, make in makers.items()}
 
 
 def _experiments() -> dict[str, str]:

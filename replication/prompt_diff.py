@@ -23,10 +23,15 @@ def compare(a: str, b: str, model: str) -> str:
         same_text = sides[0][2] == sides[1][2]
         return "\n".join([*lines, "the token ids are the same" + ", though the texts differ" * (not same_text)])
     lines.append(f"first difference: token {index} (counting from 0); the {index} before it could come from a cache")
-    for (label, _, _), side_ids in zip(sides, ids, strict=True):
-        lines.append(f"{label}: {_token(tokenizer, side_ids, index)}")
-        lines.append(f"   {_around(tokenizer, side_ids, index)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *parting(tokenizer, {"A": ids[0], "B": ids[1]}, index)])
+
+
+def parting(tokenizer: PreTrainedTokenizerBase, prompts: dict[str, tuple[int, ...]], index: int) -> list[str]:
+    """What two labelled prompts have at token `index`, where they part, and the text around it: two lines a prompt."""
+    lines = []
+    for label, ids in prompts.items():
+        lines += [f"{label}: {_token(tokenizer, ids, index)}", f"   {_around(tokenizer, ids, index)}"]
+    return lines
 
 
 def _read(text: str) -> tuple[str, str]:

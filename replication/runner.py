@@ -23,6 +23,7 @@ from replication.records import RunFolder, jsonable
 from replication.registry import Registry
 
 Config = Any  # an experiment's own frozen dataclass
+MODEL_FIELDS = ("model", "judge")
 _PROFILE_KEYS = {"about", "runs"}
 _RUN_KEYS = {"experiment", "model", "dataset", "set"}
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -65,7 +66,8 @@ def configure(
 def recorded(config: Config) -> dict:
     """The config as results hold it: without paths, which say nothing about a number and differ between machines."""
     fields = {key: value for key, value in dataclasses.asdict(config).items() if key != "data_dir"}
-    return jsonable(fields | {"model": model_label(config.model) if Path(config.model).is_dir() else config.model})
+    labels = {key: model_label(fields[key]) for key in MODEL_FIELDS if key in fields and Path(fields[key]).is_dir()}
+    return jsonable(fields | labels)
 
 
 def model_label(model: str) -> str:
@@ -129,18 +131,27 @@ def load_profile(profile: str, overrides: Mapping[str, Any] | None = None) -> li
     runs = []
     for number, run in enumerate(content["runs"] or [], start=1):
         _check_keys(f"run {number} of {path.name}", run, _RUN_KEYS, _RUN_KEYS - {"set"})
-        settings = {**(run.get("set") or {}), **(overrides or {})}
+        hints = get_type_hints(find_experiments()[run["experiment"]].Config)
+        # not every experiment has a device or a dtype
+        settings = {**(run.get("set") or {}), **{k: v for k, v in (overrides or {}).items() if k in hints}}
         runs.append((run["experiment"], configure(run["experiment"], run["model"], run["dataset"], settings)))
     return runs
 
 
 def check_runs(runs: list[tuple[str, Config]], out: str | Path) -> None:
-    """Raises ReplicationError for anything that would stop one of the runs: model, data set, device, folder."""
-    for model in dict.fromkeys(config.model for _, config in runs):
+    """Raises ReplicationError for anything that would stop one of the runs: model, data set, device, folder.
+
+    An experiment whose inputs are others than a causal model and a RAG data set has a `check(config)` of its own.
+    """
+    own = {name: module.check for name, module in find_experiments().items() if hasattr(module, "check")}
+    for model in dict.fromkeys(config.model for name, config in runs if name not in own):
         model_source(model)
     for name, config in runs:
-        check_device(config.device, config.dtype)
-        load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
+        if name in own:
+            own[name](config)
+        else:
+            check_device(config.device, config.dtype)
+            load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
         folder = result_folder(name, config, out)
         if (folder / "provenance.json").exists():
             RunFolder(folder, recorded(config))

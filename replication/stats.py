@@ -47,6 +47,16 @@ def ratio_of_means(a: Sequence[float], b: Sequence[float], seed: int = 0, level:
     return _estimate(first.mean() / second.mean(), low, high, n)
 
 
+def auc(low: Sequence[float], high: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
+    """mean, low, high, n: how often a value of `high` exceeds one of `low`, ties counting half; the ROC AUC of telling
+    the two apart. Bootstrap interval over pairs that were measured together."""
+    first, second = _paired(low, high)
+    if len(first) == 0:
+        return _estimate(None, None, None, 0)
+    bounds = _bootstrap((first, second), _exceeds, seed, level)
+    return _estimate(_exceeds(first, second), *bounds, len(first))
+
+
 def median_iqr(values: Sequence[float]) -> dict:
     """median, low, high, n: low and high are the quartiles, linearly interpolated."""
     data = _checked(values)
@@ -78,6 +88,11 @@ def holm(pvalues: Sequence[float]) -> list[float]:
 
 def _ratio(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
     return a.mean(axis=axis) / b.mean(axis=axis)
+
+
+def _exceeds(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    a, b = np.moveaxis(a, axis, -1)[..., :, None], np.moveaxis(b, axis, -1)[..., None, :]
+    return ((b > a) + 0.5 * (b == a)).mean(axis=(-2, -1))
 
 
 def _bootstrap(

@@ -50,13 +50,15 @@ class StoredKV:
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [1, kv heads, tokens, head dim] of one layer; rows that no piece covers hold no data."""
         begun = time.perf_counter()
-        like = self.pieces[0].chunk.keys[index]
-        keys = like.new_empty((1, like.shape[0], len(self.ids), like.shape[2]), device=self.model.device)
-        like = self.pieces[0].chunk.values[index]
-        values = like.new_empty((1, like.shape[0], len(self.ids), like.shape[2]), device=self.model.device)
-        for piece in self.pieces:
-            keys[0, :, piece.target : piece.stop] = piece.chunk.keys[index]
-            values[0, :, piece.target : piece.stop] = piece.chunk.values[index]
+        # each is asked for once, since a chunk may make its tensors when asked
+        parts = [(p.target, p.stop, p.chunk.keys[index], p.chunk.values[index]) for p in self.pieces]
+        keys, values = (
+            like.new_empty((1, like.shape[0], len(self.ids), like.shape[2]), device=self.model.device)
+            for like in parts[0][2:]
+        )
+        for start, stop, chunk_keys, chunk_values in parts:
+            keys[0, :, start:stop] = chunk_keys
+            values[0, :, start:stop] = chunk_values
         loaded = time.perf_counter()
         if self._moved:
             self.model.rotation.move(index, keys[0, :, self._span], self._angles)

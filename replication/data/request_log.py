@@ -1,0 +1,110 @@
+"""Logs of requests in the order they came, for measuring how often one repeats byte by byte (S-50).
+
+`tau-bench` is a real agent's calls, each with the whole conversation before it; `mooncake` a production trace in which
+512-token blocks are names; the pair sets are asked as they are, the stored questions first. The data's hash goes into
+the records, its text never does.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replication.data.pairs import PAIRS, load_pairs
+from replication.errors import ReplicationError
+from replication.registry import Registry
+
+TAU_BENCH_FILE = "taubench_gpt-4o-airline_200traj.json"
+MOONCAKE_FILE = "mooncake_conversation_trace.jsonl"
+LATE_CALL = 4
+
+
+@dataclass(frozen=True)
+class LoggedRequest:
+    """group: which requests of the log this one is counted with. content: what a repeat must have in common."""
+
+    group: str
+    content: Any
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """Requests in order, and where they came from; provenance is JSON-ready and holds no path of this machine."""
+
+    requests: list[LoggedRequest]
+    provenance: dict
+
+
+LOGS = Registry("request log")
+
+
+def load_log(name: str, n: int | None = None, seed: int = 0, data_dir: str | Path | None = None) -> RequestLog:
+    """The first n requests (None: all). seed: order of a pair set; logs keep their own.
+
+    data_dir: folder of local data files; defaults to REPLICATION_DATA. Raises ReplicationError for an unknown name, a
+    log that is not there or damaged, or an n that it does not have.
+    """
+    requests, source = LOGS[name](seed, data_dir or os.environ.get("REPLICATION_DATA"))
+    count = len(requests) if n is None else n
+    if not 1 <= count <= len(requests):
+        raise ReplicationError(f"log '{name}' has {len(requests)} requests, so n must be from 1 to that, not {n}")
+    return RequestLog(requests[:count], {"dataset": name, **source, "requests": count})
+
+
+def _pair_log(name: str):
+    def log(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest], dict]:
+        loaded = load_pairs(name, None, seed, data_dir)
+        stored = [LoggedRequest("stored", pair.stored) for pair in loaded.pairs]
+        return stored + [LoggedRequest(pair.category, pair.asked) for pair in loaded.pairs], loaded.provenance
+
+    return log
+
+
+LOGS.update({name: _pair_log(name) for name in PAIRS})
+
+
+@LOGS.register("tau-bench")
+def tau_bench(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest], dict]:
+    """Every call of tau-bench's airline agent (MIT): the messages before each message of the assistant."""
+    content = _read(TAU_BENCH_FILE, data_dir)
+    try:
+        requests = [request for run in json.loads(content) for request in _calls(run["traj"])]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReplicationError(f"{TAU_BENCH_FILE} is no list of trajectories: {error!r}") from error
+    return requests, _source(TAU_BENCH_FILE, content)
+
+
+@LOGS.register("mooncake")
+def mooncake(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest], dict]:
+    """Mooncake's conversation trace (Apache-2.0): equal block names and length, so its repeats are an upper bound."""
+    content = _read(MOONCAKE_FILE, data_dir)
+    try:
+        rows = [json.loads(line) for line in content.splitlines()]
+        requests = [LoggedRequest("trace", [row["input_length"], row["hash_ids"]]) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReplicationError(f"{MOONCAKE_FILE} is no request trace: {error!r}") from error
+    return requests, _source(MOONCAKE_FILE, content)
+
+
+def _calls(messages: list[dict]) -> Iterator[LoggedRequest]:
+    calls = 0
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant":
+            calls += 1
+            yield LoggedRequest(f"call {calls}" if calls < LATE_CALL else f"call {LATE_CALL} and later", messages[:at])
+
+
+def _read(file: str, data_dir: str | Path | None) -> bytes:
+    if not data_dir:
+        raise ReplicationError(f"this log needs {file}: give its folder with --data-dir or REPLICATION_DATA")
+    try:
+        return Path(data_dir, file).read_bytes()
+    except OSError as error:
+        raise ReplicationError(f"cannot read {file} in the data directory {data_dir}: {error.strerror}") from error
+
+
+def _source(file: str, content: bytes) -> dict:
+    return {"source": file, "file_sha256": hashlib.sha256(content).hexdigest()}
