@@ -166,12 +166,22 @@ def test_an_api_key_is_neither_logged_nor_kept(server, client, capfd, caplog):
 
 def test_the_command_serves_until_ctrl_c():
     command = [sys.executable, "-m", "replication", "prompt-server", "--port", "0", "--on", "2026-11-01"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        # a background job's children are born deaf to it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
         url = process.stdout.readline().strip().removeprefix("ANTHROPIC_BASE_URL=")
         client = anthropic.Anthropic(base_url=url, api_key="local")
         assert ask(client, "What is the capital of France?", "Be brief.", max_tokens=2).content[0].text == "The capital"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
 
 
 def test_a_model_without_a_chat_template_is_refused(tiny):
