@@ -5,7 +5,6 @@ no span of a passage. So are rows without both supporting passages or with fewer
 examples have the same number.
 """
 
-import hashlib
 import json
 import random
 import re
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replication.data.example import DATASETS, Dataset, Passage, RagExample
+from replication.data.local import read_local
 from replication.errors import ReplicationError
 from replication.metrics.answers import normalise
 
@@ -38,7 +38,7 @@ def hotpotqa(n: int, seed: int, passages: int = 6, data_dir: str | Path | None =
 
     Raises ReplicationError when the file or the hub cannot be read, or has fewer than n usable rows.
     """
-    rows, source = _local_rows(Path(data_dir)) if data_dir else _hub_rows()
+    rows, source = _local_rows(data_dir) if data_dir else _hub_rows()
     spans = [row for row in rows if normalise(row.answer) not in ("yes", "no")]
     usable = [row for row in spans if len(row.supports) == 2 and len(row.others) >= passages - 2]
     if n > len(usable):
@@ -85,12 +85,9 @@ def _distractors(gold: str, titles: list[str], fillers: list[str], rng: random.R
     return tuple(found.values())
 
 
-def _local_rows(folder: Path) -> tuple[list[dict], dict]:
+def _local_rows(folder: str | Path) -> tuple[list[dict], dict]:
     """Rows of FILE in a folder; the source is the file's name and hash."""
-    try:
-        content = (folder / FILE).read_bytes()
-    except OSError as error:
-        raise ReplicationError(f"cannot read {FILE} in the data directory {folder}: {error.strerror}") from error
+    content, source = read_local(FILE, folder)
     rows = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:
@@ -98,7 +95,7 @@ def _local_rows(folder: Path) -> tuple[list[dict], dict]:
             rows.append(_row(row["_id"], row, row["supporting_facts"], row["context"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReplicationError(f"{FILE} line {number} is no HotpotQA row: {error!r}") from error
-    return rows, {"source": FILE, "file_sha256": hashlib.sha256(content).hexdigest()}
+    return rows, source
 
 
 def _hub_rows() -> tuple[list[dict], dict]:

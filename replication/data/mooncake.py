@@ -4,20 +4,16 @@ From the file of that name in kvcache-ai/Mooncake (Apache-2.0; Qin et al., FAST 
 hashes mean equal prefixes; the last block of a prompt may be partial and has a hash all the same.
 """
 
-import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from replication.data.local import read_local
 from replication.errors import ReplicationError
 
 FILE = "mooncake_conversation_trace.jsonl"
 BLOCK = 512
-_WHERE = (
-    "give a folder that holds it with --data-dir or REPLICATION_DATA "
-    "(FAST25-release/traces/conversation_trace.jsonl of github.com/kvcache-ai/Mooncake, under that name)"
-)
+_ORIGIN = "FAST25-release/traces/conversation_trace.jsonl of github.com/kvcache-ai/Mooncake, under that name"
 
 
 @dataclass(frozen=True)
@@ -35,15 +31,7 @@ def load_trace(data_dir: str | Path | None = None) -> tuple[list[Arrival], dict]
     data_dir: defaults to the environment variable REPLICATION_DATA. ReplicationError when the file is not there, or is
     not the trace.
     """
-    folder = data_dir or os.environ.get("REPLICATION_DATA")
-    if not folder:
-        raise ReplicationError(f"the trace {FILE} is not part of the package: {_WHERE}")
-    try:
-        content = Path(folder, FILE).read_bytes()
-    except OSError as error:
-        raise ReplicationError(
-            f"cannot read {FILE} in the data directory {folder} ({error.strerror}): {_WHERE}"
-        ) from error
+    content, source = read_local(FILE, data_dir, _ORIGIN)
     arrivals = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:
@@ -54,5 +42,5 @@ def load_trace(data_dir: str | Path | None = None) -> tuple[list[Arrival], dict]
         except (ValueError, KeyError, TypeError) as error:
             raise ReplicationError(f"{FILE} line {number} is no request of the trace: {error!r}") from error
     if not arrivals:
-        raise ReplicationError(f"{FILE} in {folder} is empty: {_WHERE}")
-    return sorted(arrivals, key=lambda a: a.time), {"source": FILE, "file_sha256": hashlib.sha256(content).hexdigest()}
+        raise ReplicationError(f"{FILE} is empty; it should be {_ORIGIN}")
+    return sorted(arrivals, key=lambda a: a.time), source

@@ -9,12 +9,12 @@ import gzip
 import hashlib
 import importlib.util
 import json
-import os
 import random
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from replication.data.local import read_local
 from replication.errors import ReplicationError
 from replication.registry import Registry
 
@@ -52,7 +52,7 @@ def load_pairs(name: str, n: int | None = None, seed: int = 0, data_dir: str | P
     data_dir: folder of local data files, for the sets that have one; defaults to REPLICATION_DATA.
     Raises ReplicationError for an unknown name, a set that is not there, a bad row, or an n that the set does not have.
     """
-    rows, source = PAIRS[name](data_dir or os.environ.get("REPLICATION_DATA"))
+    rows, source = PAIRS[name](data_dir)
     count = len(rows) if n is None else n
     if not 1 <= count <= len(rows):
         raise ReplicationError(f"pair set '{name}' has {len(rows)} pairs, so n must be from 1 to that, not {n}")
@@ -86,19 +86,16 @@ def fow_cache(data_dir: str | Path | None) -> tuple[list[Pair], dict]:
 @PAIRS.register("qqp")
 def qqp(data_dir: str | Path | None) -> tuple[list[Pair], dict]:
     """Quora Question Pairs as GPTCache's benchmark cuts them (Quora's terms: non-commercial research)."""
-    if not data_dir:
-        raise ReplicationError(f"pair set 'qqp' needs {QQP_FILE}: give its folder with --data-dir or REPLICATION_DATA")
+    packed, source = read_local(QQP_FILE, data_dir)
     try:
-        packed = Path(data_dir, QQP_FILE).read_bytes()
         content = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ReplicationError(f"cannot read {QQP_FILE} in the data directory {data_dir}: {reason}") from error
+        raise ReplicationError(f"cannot read {QQP_FILE}: {error}") from error
     pairs = [
         _pair(r, QQP_FILE, f"qqp-{i}", ("text_a", "text_b", "label"), "duplicate" if r.get("label") else "other")
         for i, r in enumerate(_rows(content, QQP_FILE))
     ]
-    return pairs, {"source": QQP_FILE, "file_sha256": hashlib.sha256(packed).hexdigest()}
+    return pairs, source
 
 
 def _rows(content: bytes, file: str) -> list[dict]:

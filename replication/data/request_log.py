@@ -5,20 +5,19 @@
 the records, its text never does.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replication.data.local import read_local
+from replication.data.mooncake import FILE as MOONCAKE_FILE
 from replication.data.pairs import PAIRS, load_pairs
 from replication.errors import ReplicationError
 from replication.registry import Registry
 
 TAU_BENCH_FILE = "taubench_gpt-4o-airline_200traj.json"
-MOONCAKE_FILE = "mooncake_conversation_trace.jsonl"
 LATE_CALL = 4
 
 
@@ -47,7 +46,7 @@ def load_log(name: str, n: int | None = None, seed: int = 0, data_dir: str | Pat
     data_dir: folder of local data files; defaults to REPLICATION_DATA. Raises ReplicationError for an unknown name, a
     log that is not there or damaged, or an n that it does not have.
     """
-    requests, source = LOGS[name](seed, data_dir or os.environ.get("REPLICATION_DATA"))
+    requests, source = LOGS[name](seed, data_dir)
     count = len(requests) if n is None else n
     if not 1 <= count <= len(requests):
         raise ReplicationError(f"log '{name}' has {len(requests)} requests, so n must be from 1 to that, not {n}")
@@ -69,24 +68,24 @@ LOGS.update({name: _pair_log(name) for name in PAIRS})
 @LOGS.register("tau-bench")
 def tau_bench(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest], dict]:
     """Every call of tau-bench's airline agent (MIT): the messages before each message of the assistant."""
-    content = _read(TAU_BENCH_FILE, data_dir)
+    content, source = read_local(TAU_BENCH_FILE, data_dir)
     try:
         requests = [request for run in json.loads(content) for request in _calls(run["traj"])]
     except (ValueError, KeyError, TypeError) as error:
         raise ReplicationError(f"{TAU_BENCH_FILE} is no list of trajectories: {error!r}") from error
-    return requests, _source(TAU_BENCH_FILE, content)
+    return requests, source
 
 
 @LOGS.register("mooncake")
 def mooncake(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest], dict]:
     """Mooncake's conversation trace (Apache-2.0): equal block names and length, so its repeats are an upper bound."""
-    content = _read(MOONCAKE_FILE, data_dir)
+    content, source = read_local(MOONCAKE_FILE, data_dir)
     try:
         rows = [json.loads(line) for line in content.splitlines()]
         requests = [LoggedRequest("trace", [row["input_length"], row["hash_ids"]]) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise ReplicationError(f"{MOONCAKE_FILE} is no request trace: {error!r}") from error
-    return requests, _source(MOONCAKE_FILE, content)
+    return requests, source
 
 
 def _calls(messages: list[dict]) -> Iterator[LoggedRequest]:
@@ -95,16 +94,3 @@ def _calls(messages: list[dict]) -> Iterator[LoggedRequest]:
         if message["role"] == "assistant":
             calls += 1
             yield LoggedRequest(f"call {calls}" if calls < LATE_CALL else f"call {LATE_CALL} and later", messages[:at])
-
-
-def _read(file: str, data_dir: str | Path | None) -> bytes:
-    if not data_dir:
-        raise ReplicationError(f"this log needs {file}: give its folder with --data-dir or REPLICATION_DATA")
-    try:
-        return Path(data_dir, file).read_bytes()
-    except OSError as error:
-        raise ReplicationError(f"cannot read {file} in the data directory {data_dir}: {error.strerror}") from error
-
-
-def _source(file: str, content: bytes) -> dict:
-    return {"source": file, "file_sha256": hashlib.sha256(content).hexdigest()}
