@@ -4,8 +4,9 @@ import functools
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from replication.embedded import embedded_directory
 from replication.model import Model, load_model, wrap
 
 VOCABULARY = 97
@@ -73,6 +74,16 @@ def tiny_model(family: str) -> Model:
 def tiny():
     """tiny(family): a tiny random Model."""
     return tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory) -> str:
+    """A directory with a tiny random model and the real tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = AutoTokenizer.from_pretrained(embedded_directory("smollm2-135m"))
+    tiny_lm("llama", vocab_size=len(tokenizer), max_position_embeddings=4096).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -4,25 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import tiny_lm
-from transformers import AutoTokenizer
 
 from experiments import naive_concatenation, quality_vs_ttft, ttft
-from replication.embedded import embedded_directory
 from replication.records import RunFolder, without_seconds
 from replication.runner import recorded, run_one
 
 SMALL = {"n": 2, "passages": 2}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    """A directory with a tiny random model and the real tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = AutoTokenizer.from_pretrained(embedded_directory("smollm2-135m"))
-    tiny_lm("llama", vocab_size=len(tokenizer), max_position_embeddings=4096).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def configs(model: str) -> dict:
@@ -35,8 +22,8 @@ def configs(model: str) -> dict:
 
 
 @pytest.mark.parametrize("name", ["naive_concatenation", "quality_vs_ttft", "ttft"])
-def test_runs_twice_with_the_same_records_and_draws_its_figure(model, tmp_path, name):
-    config = configs(model)[name]
+def test_runs_twice_with_the_same_records_and_draws_its_figure(tiny_directory, tmp_path, name):
+    config = configs(tiny_directory)[name]
     first, second = run_one(name, config, tmp_path / "a"), run_one(name, config, tmp_path / "b")
     left, right = (RunFolder(folder, recorded(config)).records for folder in (first, second))
     stable = [[r for r in without_seconds(records) if r["kind"] != "memory"] for records in (left, right)]
@@ -46,8 +33,8 @@ def test_runs_twice_with_the_same_records_and_draws_its_figure(model, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["naive_concatenation", "quality_vs_ttft"])
-def test_an_interrupted_run_ends_with_the_same_records(model, tmp_path, name):
-    config = configs(model)[name]
+def test_an_interrupted_run_ends_with_the_same_records(tiny_directory, tmp_path, name):
+    config = configs(tiny_directory)[name]
     folder = run_one(name, config, tmp_path)
     file = folder / "records.jsonl"
     whole = file.read_text().splitlines(keepends=True)
@@ -60,16 +47,16 @@ def test_an_interrupted_run_ends_with_the_same_records(model, tmp_path, name):
     assert len(ended) == len(whole)
 
 
-def test_shapley_parts_sum_to_naives_kl(model, tmp_path):
-    folder = run_one("naive_concatenation", configs(model)["naive_concatenation"], tmp_path)
+def test_shapley_parts_sum_to_naives_kl(tiny_directory, tmp_path):
+    folder = run_one("naive_concatenation", configs(tiny_directory)["naive_concatenation"], tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     parts = sum(summary["shapley"][f]["nats"]["mean"] for f in naive_concatenation.FAULTS)
     assert parts == pytest.approx(summary["cells"][naive_concatenation.NAIVE]["kl_first"]["mean"], rel=1e-4)
     assert summary["cells"]["repaired shared recomputed"]["kl_first"]["mean"] < 1e-6
 
 
-def test_answers_are_reported_only_behind_the_gate(model, tmp_path):
-    config = configs(model)["quality_vs_ttft"]
+def test_answers_are_reported_only_behind_the_gate(tiny_directory, tmp_path):
+    config = configs(tiny_directory)["quality_vs_ttft"]
     folder = run_one("quality_vs_ttft", config, tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert not any(summary["gate"]["open"].values())

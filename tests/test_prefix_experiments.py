@@ -6,14 +6,11 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from conftest import tiny_lm
 from doc_examples import check_example
-from transformers import AutoTokenizer
 
 from experiments import prefix_cache, prefix_copies, prefix_traces, prefix_traffic
 from replication.caches import replay
 from replication.data.mooncake import FILE, load_trace
-from replication.embedded import embedded_directory
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
 from replication.runner import check_runs, recorded, result_folder, run_one
@@ -27,16 +24,6 @@ TRACE = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    """A directory with a tiny random model and the real tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = AutoTokenizer.from_pretrained(embedded_directory("smollm2-135m"))
-    tiny_lm("llama", vocab_size=len(tokenizer), max_position_embeddings=4096).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def trace_dir(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("trace")
     (folder / FILE).write_text("".join(json.dumps(row) + "\n" for row in TRACE))
@@ -44,14 +31,18 @@ def trace_dir(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def configs(model, trace_dir) -> dict:
+def configs(tiny_directory, trace_dir) -> dict:
     timed = {"rounds": 2, "unique_length": 32, "unique_rounds": 2, "probes": 2, "secret": (16,), "outputs": (2,)}
     return {
-        "prefix_cache": prefix_cache.Config(model=model, n=4, length=128, cached=100, block_sizes=(1, 16, 64), **timed),
-        "prefix_copies": prefix_copies.Config(model=model, n=2, passages=2, output=2, lengths=(32, 64), rounds=2),
-        "prefix_traces": prefix_traces.Config(model=model, data_dir=trace_dir, capacities=(0.4, 1.0)),
+        "prefix_cache": prefix_cache.Config(
+            model=tiny_directory, n=4, length=128, cached=100, block_sizes=(1, 16, 64), **timed
+        ),
+        "prefix_copies": prefix_copies.Config(
+            model=tiny_directory, n=2, passages=2, output=2, lengths=(32, 64), rounds=2
+        ),
+        "prefix_traces": prefix_traces.Config(model=tiny_directory, data_dir=trace_dir, capacities=(0.4, 1.0)),
         "prefix_traffic": prefix_traffic.Config(
-            model=model, n=2, passages=3, seeds=2, requests=500, unique=(0.0, 0.5), tenants=(1, 2)
+            model=tiny_directory, n=2, passages=3, seeds=2, requests=500, unique=(0.0, 0.5), tenants=(1, 2)
         ),
     }
 
