@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from replication.data import RagExample, load
 from replication.errors import ReplicationError
-from replication.model import Model, load_model
+from replication.model import DTYPES, Model, load_model
 from replication.prompt import ChunkedPrompt, PromptFormat, build_prompt
 from replication.records import RunFolder
 from replication.stats import mean_ci, wilson
@@ -92,3 +92,10 @@ def require_positive(config: RagConfig, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ReplicationError(f"{name} must be at least 1, not {getattr(config, name)}")
+
+
+def require_dtypes(dtypes: tuple[str, ...]) -> None:
+    """ReplicationError unless there is a dtype and all are known, before the first of them is measured."""
+    unknown = set(dtypes) - set(DTYPES)
+    if unknown or not dtypes:
+        raise ReplicationError(f"dtypes must be of {', '.join(DTYPES)}, not '{', '.join(sorted(unknown))}'")

@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from experiments.common import RagConfig, identify, require_positive
+from experiments.common import RagConfig, identify, require_dtypes, require_positive
 from experiments.request_cache_figure import request_cache_figure
 from experiments.request_cache_summary import summarise
 from replication.bandwidth import memory_seconds, weight_bytes
@@ -49,6 +49,7 @@ class Config(RagConfig):
 
     def __post_init__(self):
         require_positive(self, "n", "rounds", "steps", "chats", "turns", "reply", "windows", "context", "continuation")
+        require_dtypes(self.dtypes)
         if len(self.lengths) < 2 or min(self.lengths) < 1 or list(self.lengths) != sorted(set(self.lengths)):
             raise ReplicationError("lengths must be two or more, rising: growth is what is measured")
         if self.n < self.chats * self.turns:

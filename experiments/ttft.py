@@ -7,14 +7,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.common import RagConfig, identify, require_positive
+from experiments.common import RagConfig, identify, require_dtypes, require_positive
 from experiments.figures import ttft_figure
 from replication.data import Loaded, load
 from replication.errors import ReplicationError
 from replication.measure import BASELINE, Request, cell, timed_round
 from replication.memory import peak_bytes, resident_bytes
 from replication.methods import METHODS, make_method
-from replication.model import DTYPES, Model, load_model
+from replication.model import Model, load_model
 from replication.prompt import ChunkedPrompt, chain, passage_text
 from replication.records import RunFolder
 from replication.stats import median_iqr
@@ -41,9 +41,7 @@ class Config(RagConfig):
 
     def __post_init__(self):
         require_positive(self, "n", "chunk", "prefix", "fresh", "rounds")
-        unknown = set(self.dtypes) - set(DTYPES)
-        if unknown or not self.dtypes:
-            raise ReplicationError(f"dtypes must be of {', '.join(DTYPES)}, not '{', '.join(sorted(unknown))}'")
+        require_dtypes(self.dtypes)
         if not self.lengths or min(self.lengths) <= self.prefix + self.fresh:
             raise ReplicationError(
                 f"every length must exceed the {self.prefix + self.fresh} tokens of prefix and question"

@@ -36,6 +36,7 @@ def test_a_mistake_is_one_line_and_exit_code_2():
         (["diff", ".", "b"], ". is a directory"),
         (["run", "ttft", "--set", "dtypes="], "dtypes must be of float32, bfloat16, float16, not ''"),
         (["run", "ttft", "--set", "dtypes=float32,int8"], "not 'int8'"),
+        (["run", "request_cache", "--set", "dtypes=float32,int8"], "not 'int8'"),
         (["run", "quality_vs_ttft", "--set", "answer_ratio=0.2"], "measured at answer_ratio 0.2"),
         (["run", "quality_vs_ttft", "--set", "ratios=", "points="], "measured at answer_ratio 0.15"),
     ],
