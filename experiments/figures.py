@@ -112,7 +112,7 @@ def ttft_figure(folder: Path) -> None:
         dtype, length = place.split()
         axis.set_title(f"{dtype}, {int(length):,} tokens")
     axes[0][0].invert_yaxis()
-    figure.supxlabel("TTFT speed-up over transformers' full prefill (median, quartiles; | operation-count ceiling)")
+    figure.supxlabel("TTFT speed-up over transformers' full prefill\n(median, quartiles; | operation-count ceiling)")
     figure.suptitle(f"{folder.parts[-3]}: time to first token")
     save(figure, folder)
 
