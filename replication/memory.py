@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+# mallopt's name for the size from which memory goes back to the system when freed. glibc starts with this value and
+# raises it as it goes, and then a peak would depend on how the heap happens to be cut up.
+_MMAP_THRESHOLD = -3
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -16,8 +19,10 @@ def resident_bytes(device: torch.device) -> int | None:
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    with suppress(OSError, AttributeError):  # give freed pages back, or a later peak hides in them; glibc only
-        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError, AttributeError):  # give freed pages back, or they count as in use; glibc only
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, 1 << 17)
+        libc.malloc_trim(0)
     return _status("VmRSS")
 
 

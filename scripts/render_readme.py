@@ -71,7 +71,7 @@ def ttft() -> str:
                     f"{cells['transformers']['ttft']['median']:.2f} s",
                     *[_speeds(cells[name]) for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")],
                     _number(build["reuses_to_pay"]),
-                    _number(found["memory"]["peak_in_kv"]),
+                    _number(_peaks(path).get(place)),
                 ]
             )
     head = [
@@ -138,6 +138,13 @@ def _fidelity(cell: dict) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
+
+
+def _peaks(path: Path) -> dict:
+    """Peak memory by dtype and length, of the model whose ttft summary this is."""
+    beside = path.parents[2] / "peak_memory" / path.parent.name / path.name
+    places = _read(beside)["places"] if beside.exists() else {}
+    return {name: place["peak_in_kv"] for name, place in places.items()}
 
 
 def _speeds(cell: dict) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import naive_concatenation, quality_vs_ttft, ttft
+from experiments import naive_concatenation, peak_memory, quality_vs_ttft, ttft
 from replication.records import RunFolder, without_seconds
 from replication.runner import recorded, run_one
 
@@ -18,10 +18,11 @@ def configs(model: str) -> dict:
         "naive_concatenation": naive_concatenation.Config(model=model, attention=1, **SMALL),
         "quality_vs_ttft": quality_vs_ttft.Config(model=model, **few, **SMALL),
         "ttft": ttft.Config(model=model, dtypes=("float32",), lengths=(256,), chunk=64, rounds=2, **SMALL),
+        "peak_memory": peak_memory.Config(model=model, dtypes=("float32",), lengths=(256,), chunk=64, **SMALL),
     }
 
 
-@pytest.mark.parametrize("name", ["naive_concatenation", "quality_vs_ttft", "ttft"])
+@pytest.mark.parametrize("name", ["naive_concatenation", "quality_vs_ttft", "ttft", "peak_memory"])
 def test_runs_twice_with_the_same_records_and_draws_its_figure(tiny_directory, tmp_path, name):
     config = configs(tiny_directory)[name]
     first, second = run_one(name, config, tmp_path / "a"), run_one(name, config, tmp_path / "b")
