@@ -121,11 +121,13 @@ def memory_figure(folder: Path) -> None:
     """Peak of one blend in units of the prompt's KV, of which stored chunks and result are two."""
     places = read_summary(folder)["places"]
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
-    figure, axis = plt.subplots(figsize=(6.4, 1.6 + 0.5 * len(places)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6.4, 1.9 + 0.4 * len(places)), layout="constrained")
     for y, place in enumerate(places.values()):
         if place["peak_in_kv"] is not None:
             axis.barh(y, place["peak_in_kv"], color=PALETTE[0], height=0.6)
-            axis.text(place["peak_in_kv"] + 0.03, y, f"{place['peak_in_kv']:.2f}", va="center")
+            axis.text(
+                place["peak_in_kv"] - 0.05, y, f"{place['peak_in_kv']:.2f}", va="center", ha="right", color="white"
+            )
     axis.set_yticks(range(len(places)), [f"{d}, {int(n):,} tokens" for d, n in (name.split() for name in places)])
     axis.invert_yaxis()
     axis.axvline(2, color="black", linestyle=":", label="stored chunks and the filled cache")
@@ -133,7 +135,8 @@ def memory_figure(folder: Path) -> None:
     axis.set_xlim(0, max(4, axis.get_xlim()[1]))
     axis.set_xlabel("peak memory of a blend over the loaded model, × the prompt's KV")
     axis.set_title(f"{folder.parts[-3]}: memory of a blend")
-    axis.legend(loc="lower right", frameon=True)
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     save(figure, folder)
 
 

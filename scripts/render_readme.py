@@ -71,7 +71,6 @@ def ttft() -> str:
                     f"{cells['transformers']['ttft']['median']:.2f} s",
                     *[_speeds(cells[name]) for name in ("cacheblend-paper@15", "cacheblend-lmcache@15", "first-k@15")],
                     _number(build["reuses_to_pay"]),
-                    _number(_peaks(path).get(place)),
                 ]
             )
     head = [
@@ -81,9 +80,18 @@ def ttft() -> str:
         "CacheBlend, LMCache",
         "first k",
         "reuses that pay",
-        "peak, × KV",
     ]
     return _table(head, rows)
+
+
+def memory() -> str:
+    """Peak memory of a blend."""
+    rows = [
+        [path.parts[-4], *place.split(), f"{found['kv_bytes'] / 1e6:.0f} MB", f"{found['peak_in_kv']:.2f}"]
+        for path in sorted(RESULTS.glob("*/peak_memory/*/summary.json"), key=_order)
+        for place, found in _read(path)["places"].items()
+    ]
+    return _table(["model", "dtype", "tokens", "KV of the prompt", "peak, × KV"], rows)
 
 
 def verdicts() -> str:
@@ -109,9 +117,12 @@ def verdicts() -> str:
     )
 
 
+BLOCKS = {"quality": quality, "faults": faults, "ttft": ttft, "memory": memory, "verdicts": verdicts}
+
+
 def rendered(text: str) -> str:
     """README text with every marked block filled in."""
-    for name, block in (("quality", quality), ("faults", faults), ("ttft", ttft), ("verdicts", verdicts)):
+    for name, block in BLOCKS.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = marked.sub(lambda m, block=block: m[1] + block() + m[2], text)
     return text
@@ -138,13 +149,6 @@ def _fidelity(cell: dict) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-def _peaks(path: Path) -> dict:
-    """Peak memory by dtype and length, of the model whose ttft summary this is."""
-    beside = path.parents[2] / "peak_memory" / path.parent.name / path.name
-    places = _read(beside)["places"] if beside.exists() else {}
-    return {name: place["peak_in_kv"] for name, place in places.items()}
 
 
 def _speeds(cell: dict) -> str:
