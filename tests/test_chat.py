@@ -1,6 +1,5 @@
 """Chats over one kept cache: every turn extends the last, edits void what comes after, and nothing else changes."""
 
-import doctest
 from itertools import pairwise
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from replication.caches import chat
 from replication.caches.chat import ChatSession, Message, render
 from replication.caches.request import WithCache, decode
 from replication.embedded import embedded_directory
@@ -30,11 +28,6 @@ def babbler() -> Model:
 
 def plain(model: Model, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def test_the_modules_example():
-    result = doctest.testmod(chat)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @given(st.data())

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 from conftest import FAMILIES, VOCABULARY, tiny_lm, tiny_model
-from doc_examples import check_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from replication.caches import block_names, prefix
+from replication.caches import prefix
 from replication.caches.block_names import BlockNames, sha256
 from replication.caches.prefix import PrefixCache
 from replication.decode import generate
@@ -261,8 +260,3 @@ def test_the_real_model_answers_the_same_and_reports_its_seconds(smollm2):
     assert seconds["ttft"] == pytest.approx(sum(seconds[k] for k in ("lookup", "load", "rotate", "fuse")))
     assert min(seconds.values()) >= 0
     assert cache.nbytes == 64 * 16 * 30 * 2 * 3 * 64 * 4
-
-
-@pytest.mark.parametrize("module", [block_names, prefix])
-def test_the_examples_print_what_they_say(module):
-    check_example(module)

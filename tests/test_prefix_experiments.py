@@ -6,10 +6,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from doc_examples import check_example
 
 from experiments import prefix_cache, prefix_copies, prefix_traces, prefix_traffic
-from replication.caches import replay
 from replication.data.mooncake import FILE, load_trace
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
@@ -130,7 +128,3 @@ def test_a_missing_or_wrong_trace_is_refused_before_the_run(configs, tmp_path, m
 def test_bad_settings_are_refused(experiment, settings):
     with pytest.raises(ReplicationError):
         experiment.Config(**settings)
-
-
-def test_the_example_prints_what_it_says():
-    check_example(replay)

@@ -1,13 +1,10 @@
 """Quantized KV caches: bytes by arithmetic, what cannot be done with them, and refusals that give the reason."""
 
-import doctest
-
 import pytest
 import torch
 from conftest import tiny_lm, tiny_model
 from transformers.utils import is_hqq_available
 
-from replication.caches import quantized
 from replication.caches.kept import KeptCache
 from replication.caches.quantized import make_cache, problem
 from replication.caches.request import WithCache, decode, follow, tensor_bytes
@@ -26,12 +23,6 @@ def model() -> Model:
 def usable(kind: str) -> None:
     if kind.startswith("quanto"):
         pytest.importorskip("optimum.quanto")
-
-
-def test_the_modules_example():
-    pytest.importorskip("optimum.quanto")
-    result = doctest.testmod(quantized)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A request's KV cache: its bytes, decoding with and without it, and one kept over many prompts."""
 
 import copy
-import doctest
 import hashlib
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, DynamicCache, StaticCache
 
-from replication.caches import kept, request
 from replication.caches.kept import KeptCache
 from replication.caches.request import (
     WithCache,
@@ -35,12 +33,6 @@ def sha(cache) -> str:
     return hashlib.sha256(
         b"".join(t.numpy().tobytes() for layer in cache.layers for t in (layer.keys, layer.values))
     ).hexdigest()
-
-
-@pytest.mark.parametrize("module", [request, kept], ids=lambda m: m.__name__)
-def test_the_modules_example(module):
-    result = doctest.testmod(module)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 # --- bytes
