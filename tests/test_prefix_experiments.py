@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import prefix_cache, prefix_copies, prefix_traces, prefix_traffic
+from replication.caches.prefix import PrefixCache
 from replication.data.mooncake import FILE, load_trace
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
@@ -69,6 +70,21 @@ def test_draws_its_figure_and_resumes_to_the_same_records(configs, finished, tmp
     run_one(name, config, tmp_path)
     again = RunFolder(copy, recorded(config)).records
     assert list(without_seconds(again)) == list(without_seconds(whole))
+
+
+@pytest.mark.parametrize(("cut", "prefills"), [(0, 0), (1, 12)])
+def test_a_resumed_part_repeats_its_warm_up_and_the_broken_round_alone(
+    configs, finished, tmp_path, monkeypatch, cut, prefills
+):
+    """The last part's round takes six prefills: victim, hit and miss, with and without salt."""
+    config, copy = configs["prefix_cache"], result_folder("prefix_cache", configs["prefix_cache"], tmp_path)
+    shutil.copytree(finished("prefix_cache"), copy)
+    lines = (copy / "records.jsonl").read_text().splitlines(keepends=True)
+    (copy / "records.jsonl").write_text("".join(lines[: len(lines) - cut]))
+    calls, prefill = [], PrefixCache.prefill
+    monkeypatch.setattr(PrefixCache, "prefill", lambda *args: calls.append(args) or prefill(*args))
+    run_one("prefix_cache", config, tmp_path)
+    assert len(calls) == prefills
 
 
 def test_block_sizes_reuse_whole_blocks_and_change_nothing(summary_of):
