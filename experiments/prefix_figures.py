@@ -42,10 +42,11 @@ def conversations_figure(folder: Path) -> None:
         left.plot(tokens, [100 * c["hit_rate"] for c in ordered], marker=marker, label=at_once, color=PALETTE[colour])
     left.set_xscale("log")
     left.set_ylim(0, 100)
+    left.xaxis.set_major_formatter("{x:,.0f}")
     left.set_xlabel("capacity of the pool, tokens")
     left.set_ylabel("blocks found, % of blocks looked up")
     left.legend(title="conversations at once", frameon=False, loc="lower right")
-    left.set_title(f"Room that turns need, blocks of {summary['block']}")
+    left.set_title(f"Capacity that chats in turns need (blocks of {summary['block']})")
     sizes = sorted(summary["saved"], key=int)
     parts = (("within", "the chat's own turns"), ("across", "other chats (system prompt)"))
     start = np.zeros(len(sizes))
@@ -55,7 +56,7 @@ def conversations_figure(folder: Path) -> None:
         start += shares
     right.barh(range(len(sizes)), 100 - start, left=start, color=PALETTE[7], label="computed")
     for y, share in enumerate(start):
-        right.text(99, y, f"{share:.1f} % saved", va="center", ha="right", fontsize=9, color="black")
+        right.text(2, y, f"{share:.1f} % saved", va="center", fontsize=9, color="white")
     right.set_yticks(range(len(sizes)), sizes)
     right.invert_yaxis()
     right.set_xlim(0, 100)
