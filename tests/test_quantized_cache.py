@@ -47,7 +47,7 @@ def test_bytes_by_arithmetic(model, kind, bits, scales):
 
 @pytest.mark.parametrize("kind", ["fp8", "quanto-int4", "quanto-int4-channel"])
 def test_lengths_hold_beyond_the_full_precision_rest(model, kind):
-    """Report 35: 128 decoded tokens are kept as they are, then all is quantized anew."""
+    """User report 35: 128 decoded tokens are kept as they are, then all is quantized anew."""
     usable(kind)
     prompt, ids = tuple(range(64)), tuple(i % 97 for i in range(140))
     decoder = WithCache(model, make_cache(kind, model))
@@ -72,7 +72,7 @@ def test_fewer_bits_are_worse(model):
 
 
 def test_cropping_does_not_work_so_a_kept_cache_starts_over(model):
-    """Report 35."""
+    """User report 35."""
     cache = make_cache("fp8", model)
     assert not cache.is_croppable
     kept = KeptCache(model, lambda: make_cache("fp8", model))
@@ -84,7 +84,7 @@ def test_cropping_does_not_work_so_a_kept_cache_starts_over(model):
 
 
 def test_quanto_ignores_a_crop(model):
-    """Report 35: no error, and the tokens stay."""
+    """User report 35: no error, and the tokens stay."""
     pytest.importorskip("optimum.quanto")
     decoder = WithCache(model, make_cache("quanto-int4", model))
     decode(decoder, tuple(range(64)), 4)

@@ -33,7 +33,7 @@ def sha256(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class BlockNames:
-    """Names of a prompt's whole blocks, the same in every process (report 24).
+    """Names of a prompt's whole blocks, the same in every process (user report 24).
 
     fingerprint: of the model and what else KV depends on. block_size: tokens. hash: of the key before a block and the
     block's token ids, 8 bytes each; the key before the first one is a hash of fingerprint, block size and salt (S-13).

@@ -26,7 +26,7 @@ from replication.errors import ReplicationError
 @dataclass(frozen=True)
 class Name:
     """key: what a block is looked up by. content: what the key stands for, compared on every hit, since two contents
-    may have the same key (report 25)."""
+    may have the same key (user report 25)."""
 
     key: Hashable
     content: Hashable

@@ -101,7 +101,7 @@ class PrefixCache:
 
     def compute(self, request: Request) -> Prefill:
         """Fill a cache of the request's own: blocks that were found are copied, all other tokens are computed, and at
-        least the last one is, since its logits are wanted (report 27).
+        least the last one is, since its logits are wanted (user report 27).
 
         The report's seconds are those of Method.prefill, and `store`: writing new blocks, which comes after the first
         token and is not part of `ttft`.
