@@ -18,19 +18,19 @@ from replication.errors import ReplicationError
 from replication.stats import mean_ci, paired_difference, ratio_of_means
 
 Conversation = list[tuple[int, ...]]  # the prompts of its calls
-LAST_TOKEN = 1  # is always computed, for its logits
 
 
 def prompts_of(conversations: Iterable[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase) -> list[Conversation]:
     """Token ids of every call by the model's own chat template; a tool call is shown as the JSON that asks for it.
 
-    ReplicationError for a template that cannot show such a conversation.
+    Conversations without a call are left out. ReplicationError for a template that cannot show such messages.
     """
     try:
-        return [
+        prompts = [
             [render(tokenizer, [_message(m) for m in call]) for call in tau_bench.calls(messages)]
             for messages in conversations
         ]
+        return [calls for calls in prompts if calls]
     except TemplateError as error:
         raise ReplicationError(
             f"this model's chat template cannot show tools' messages ({error}): take another"
@@ -70,7 +70,8 @@ def sharing(conversations: list[Conversation], size: int) -> Iterator[dict]:
     for kind in ("all", "within"):
         visits = (Visit(names.of(ids, str(number) if kind == "within" else "")) for number, ids in flat)
         blocks = replay(BlockPool(1 + sum(len(ids) // size for _, ids in flat)), visits)
-        found[kind] = [min(n * size, len(ids) - LAST_TOKEN) for n, (_, ids) in zip(blocks, flat, strict=True)]
+        # a prompt's last token is always computed, for its logits
+        found[kind] = [min(n * size, len(ids) - 1) for n, (_, ids) in zip(blocks, flat, strict=True)]
     at = 0
     for number, prompts in enumerate(conversations):
         own = slice(at, at + len(prompts))

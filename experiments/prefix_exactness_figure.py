@@ -18,7 +18,7 @@ LABELS = {
 def exactness_figure(folder: Path) -> None:
     """How many prompts' greedy tokens differ from a cold run's; from which token on; by how much logits differ."""
     summary = read_summary(folder)
-    dtypes = list(dict.fromkeys(cell.split(" ", 1)[0] for cell in summary["cells"]))
+    dtypes = sorted({cell.split(" ", 1)[0] for cell in summary["cells"]}, reverse=True)  # bfloat16 is last
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, (share, curve, logits) = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
     for offset, dtype in enumerate(dtypes):

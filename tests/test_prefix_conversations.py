@@ -43,7 +43,8 @@ CONVERSATIONS = [
 @pytest.fixture(scope="module")
 def config(tiny_directory, tmp_path_factory) -> prefix_traces.Config:
     folder = tmp_path_factory.mktemp("conversations")
-    (folder / FILE).write_text(json.dumps([{"traj": messages} for messages in CONVERSATIONS]))
+    unanswered = CONVERSATIONS[0][:2]
+    (folder / FILE).write_text(json.dumps([{"traj": messages} for messages in (unanswered, *CONVERSATIONS)]))
     return prefix_traces.Config(
         model=tiny_directory,
         dataset="tau-bench",
