@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ class Config(RagConfig):
 
 
 def run(config: Config, folder: RunFolder) -> None:
-    """All parts, one after the other; within each, what is compared is interleaved."""
+    """All parts, one after the other; what is compared is interleaved in rounds, and finished ones are not repeated."""
     loaded = load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
     model = load_model(config.model, config.dtype, config.device)
     identify(folder, {"model": model.weights, "data": loaded.provenance})
@@ -72,24 +73,31 @@ def run(config: Config, folder: RunFolder) -> None:
         raise ReplicationError(f"{config.n} examples give {len(ids)} tokens, too few for so many rounds: raise n")
     tails = [ids[config.cached + r * fresh : config.cached + (r + 1) * fresh] for r in range(rounds)]
     prompts = [ids[: config.cached] + tail for tail in tails]
-    for part, steps in (
-        ("block", _block_sizes(config, model, prompts)),
-        ("end", _end_to_end(config, model, prompts)),
-        ("unique", _unique(config, model)),
-        ("channel", _channel(config, model)),
-    ):
-        if ("done", part) not in folder.done(("kind", "part")):
-            kept = sum(r["kind"] == part for r in folder.records)
-            for number, record in enumerate(tqdm(steps, part, unit="cell")):
-                if number >= kept:  # a resumed part runs from its start, because its caches must be warm
-                    folder.append({"kind": part, "threads": torch.get_num_threads(), **record})
-            folder.append({"kind": "done", "part": part})
+    parts = {  # how many records a round makes, and the rounds
+        "block": (len(config.block_sizes), partial(_block_sizes, config, model, prompts)),
+        "end": (len(config.outputs), partial(_end_to_end, config, model, prompts)),
+        "unique": (1, partial(_unique, config, model)),
+        "channel": (2 * len(config.secret), partial(_channel, config, model)),
+    }
+    for part, (size, steps) in parts.items():
+        kept = sum(r["kind"] == part for r in folder.records)
+        done = kept // size
+        # a round that was broken off is run again as a whole, because what is compared is interleaved
+        for number, record in enumerate(tqdm(steps(done), part, unit="cell"), start=done * size):
+            if number >= kept:
+                folder.append({"kind": part, "threads": torch.get_num_threads(), **record})
 
 
-def _block_sizes(config: Config, model: Model, prompts: list[tuple[int, ...]]) -> Iterator[dict]:
+def _rounds(warm_up: int, count: int, done: int) -> list[int]:
+    """Numbers of the rounds to run: the first `warm_up` ones, and of the `count` after them what is not done."""
+    return [*range(warm_up), *range(warm_up + done, warm_up + count)] if done < count else []
+
+
+def _block_sizes(config: Config, model: Model, prompts: list[tuple[int, ...]], done: int) -> Iterator[dict]:
     """A hit of `cached` tokens for each block size, beside transformers' full prefill of the same prompt."""
     caches = {size: PrefixCache(model, -(-2 * config.length // size), size) for size in config.block_sizes}
-    for number, ids in enumerate(prompts):
+    for number in _rounds(1, config.rounds, done):
+        ids = prompts[number]
         begun = time.perf_counter()
         truth = _full_logits(model, ids)
         baseline = time.perf_counter() - begun
@@ -102,10 +110,11 @@ def _block_sizes(config: Config, model: Model, prompts: list[tuple[int, ...]]) -
                 yield {**cell, "kl": divergence, "seconds": seconds}
 
 
-def _end_to_end(config: Config, model: Model, prompts: list[tuple[int, ...]]) -> Iterator[dict]:
+def _end_to_end(config: Config, model: Model, prompts: list[tuple[int, ...]], done: int) -> Iterator[dict]:
     """TTFT and decoding after a miss and then after a hit of the whole prompt, the best that the cache can give."""
     cache = PrefixCache(model, -(-2 * config.length // config.block_size), config.block_size)
-    for number, ids in enumerate(prompts):
+    for number in _rounds(1, config.rounds, done):
+        ids = prompts[number]
         for output in config.outputs:
             seconds = {}
             for kind in ("miss", "hit"):
@@ -119,12 +128,11 @@ def _end_to_end(config: Config, model: Model, prompts: list[tuple[int, ...]]) ->
                 yield {"cell": output, "round": number, "seconds": seconds}
 
 
-def _unique(config: Config, model: Model) -> Iterator[dict]:
+def _unique(config: Config, model: Model, done: int) -> Iterator[dict]:
     """Prompts that share nothing, with the cache (its pool full, so that it evicts) and without."""
     cache = PrefixCache(model, -(-2 * config.unique_length // config.block_size), config.block_size)
-    rng = random.Random(f"unique-{config.seed}")
-    for number in range(config.unique_rounds + 3):  # the first ones warm up and fill the pool
-        ids = _random_ids(model, config.unique_length, rng)
+    for number in _rounds(3, config.unique_rounds, done):  # the first ones fill the pool, too
+        ids = _random_ids(model, config.unique_length, random.Random(f"unique-{config.seed}-{number}"))
         seconds = {}
         for kind in _rotated(["cached", "plain"], number):
             begun = time.perf_counter()
@@ -138,12 +146,12 @@ def _unique(config: Config, model: Model) -> Iterator[dict]:
             yield {"round": number, "seconds": seconds}
 
 
-def _channel(config: Config, model: Model) -> Iterator[dict]:
+def _channel(config: Config, model: Model, done: int) -> Iterator[dict]:
     """A victim sends a secret prefix; an attacker times a prompt with it, and one with another prefix."""
-    rng = random.Random(f"channel-{config.seed}")
     longest = max(config.secret) + 2 * config.block_size
     cache = PrefixCache(model, 8 * -(-longest // config.block_size), config.block_size)
-    for number in range(config.probes + 1):
+    for number in _rounds(1, config.probes, done):
+        rng = random.Random(f"channel-{config.seed}-{number}")
         for tokens in config.secret:
             for salted in (False, True):
                 victim, attacker = ("victim", "attacker") if salted else ("", "")

@@ -30,6 +30,44 @@ def traces_figure(folder: Path) -> None:
     save(figure, folder)
 
 
+def conversations_figure(folder: Path) -> None:
+    """Hit rate against the pool's capacity, by conversations at once; whose tokens are reused, by block size."""
+    summary = read_summary(folder)
+    sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained", width_ratios=(1, 1.15))
+    for colour, (at_once, cells) in enumerate(sorted(summary["at_once"].items(), key=lambda item: int(item[0]))):
+        ordered = sorted(cells.values(), key=lambda c: c["blocks"])
+        tokens = [summary["block"] * c["blocks"] for c in ordered]
+        marker = "os^Dv"[colour % 5]
+        left.plot(tokens, [100 * c["hit_rate"] for c in ordered], marker=marker, label=at_once, color=PALETTE[colour])
+    left.set_xscale("log")
+    left.set_ylim(0, 100)
+    left.xaxis.set_major_formatter("{x:,.0f}")
+    left.set_xlabel("capacity of the pool, tokens")
+    left.set_ylabel("blocks found, % of blocks looked up")
+    left.legend(title="conversations at once", frameon=False, loc="lower right")
+    left.set_title(f"Capacity that chats in turns need (blocks of {summary['block']})")
+    sizes = sorted(summary["saved"], key=int)
+    parts = (("within", "the chat's own turns"), ("across", "other chats (system prompt)"))
+    start = np.zeros(len(sizes))
+    for colour, (part, label) in enumerate(parts):
+        shares = np.array([100 * summary["saved"][size][part]["mean"] for size in sizes])
+        right.barh(range(len(sizes)), shares, left=start, color=PALETTE[colour], label=label)
+        start += shares
+    right.barh(range(len(sizes)), 100 - start, left=start, color=PALETTE[7], label="computed")
+    for y, share in enumerate(start):
+        right.text(2, y, f"{share:.1f} % saved", va="center", fontsize=9, color="white")
+    right.set_yticks(range(len(sizes)), sizes)
+    right.invert_yaxis()
+    right.set_xlim(0, 100)
+    right.set_xlabel("prompt tokens, %")
+    right.set_ylabel("block size, tokens")
+    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+    right.set_title("Whose tokens are reused, with room for every block")
+    figure.suptitle(f"tau-bench's airline agent: {summary['conversations']} conversations, {summary['calls']:,} calls")
+    save(figure, folder)
+
+
 def traffic_figure(folder: Path) -> None:
     """Hit rate and lost tokens under mixed traffic; hit rate and memory of tenants; orders of documents."""
     summary = read_summary(folder)

@@ -173,5 +173,5 @@ PITFALLS = {
     "oldest output truncated": Pitfall("S-63", lambda m: agent(m, _truncated(0)), agent),
     "newest output truncated": Pitfall("S-63", lambda m: agent(m, _truncated(-1)), agent),
     "routed to a cheaper model": Pitfall("S-64", _routed, chat),
-    "first calls at once": Pitfall("report 47", asked, asked, at_once=True),
+    "first calls at once": Pitfall("user report 47", asked, asked, at_once=True),
 }

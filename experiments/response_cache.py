@@ -35,7 +35,7 @@ BASE = {
     "seed": 0,
     "stream": False,
 }
-# field, what is changed, its new value, whether the model can answer otherwise (report 40)
+# field, what is changed, its new value, whether the model can answer otherwise (user report 40)
 SENSITIVITY: tuple[tuple[str, str, Any, bool], ...] = (
     ("model", "another model", "m-2", True),
     ("system", "trailing blank", "Be brief. ", True),

@@ -1,12 +1,10 @@
 """The block pool: a state machine of requests in flight, and what goes first."""
 
 import pytest
-from doc_examples import check_example
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from replication.caches import block_pool
 from replication.caches.block_pool import BlockPool, Name
 from replication.errors import ReplicationError
 
@@ -175,7 +173,3 @@ def test_misuse_is_refused():
     pool.release(table)
     with pytest.raises(ValueError, match="not in use"):
         pool.release(table)
-
-
-def test_the_example_prints_what_it_says():
-    check_example(block_pool)

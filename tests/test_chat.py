@@ -1,6 +1,6 @@
 """Chats over one kept cache: every turn extends the last, edits void what comes after, and nothing else changes."""
 
-import doctest
+import copy
 from itertools import pairwise
 
 import pytest
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from replication.caches import chat
 from replication.caches.chat import ChatSession, Message, render
 from replication.caches.request import WithCache, decode
 from replication.embedded import embedded_directory
@@ -30,11 +29,6 @@ def babbler() -> Model:
 
 def plain(model: Model, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def test_the_modules_example():
-    result = doctest.testmod(chat)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @given(st.data())
@@ -89,6 +83,23 @@ def test_an_edit_ends_reuse_at_the_edited_token(smollm2):
     assert (turn.reuse.parted, turn.reuse.reused) == (at, at)
     fresh = decode(WithCache(smollm2), session.kept.ids[: turn.reuse.prompt], 1)
     torch.testing.assert_close(turn.decoded.logits[:1], fresh.logits, **CLOSE)
+
+
+def test_a_template_that_shows_history_otherwise_ends_reuse_where_it_does(babbler):
+    """User report 31: replies are prompted for behind an empty thought, which history is shown without."""
+    tokenizer = copy.deepcopy(babbler.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+    )
+    session = ChatSession(wrap("thinking", babbler.lm, tokenizer), max_new_tokens=4)
+    first = session.say("Hello")
+    second = session.say("Go on")
+    kept = len(plain(babbler, "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"))
+    assert (second.reuse.parted, second.reuse.reused) == (kept, kept)
+    assert kept < first.reuse.prompt
+    fresh = decode(WithCache(babbler), session.kept.ids[: second.reuse.prompt], 1)
+    torch.testing.assert_close(second.decoded.logits[:1], fresh.logits, **CLOSE)
 
 
 def test_the_prompt_is_the_models_own_template(smollm2):

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 from conftest import FAMILIES, VOCABULARY, tiny_lm, tiny_model
-from doc_examples import check_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from replication.caches import block_names, prefix
+from replication.caches import prefix
 from replication.caches.block_names import BlockNames, sha256
 from replication.caches.prefix import PrefixCache
 from replication.decode import generate
@@ -107,7 +106,7 @@ def common_prefix(a, b) -> int:
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 31, 32, 33])
 def test_a_repeated_prompt_reuses_its_whole_blocks_but_not_its_last_token(n):
-    """Reports 27 and 32."""
+    """User reports 27 and 32."""
     cache, ids = PrefixCache(tiny_model("llama"), blocks=4), random_ids(n)
     assert cache.prefill(ids).report.reused == 0
     again = cache.prefill(ids)
@@ -127,7 +126,7 @@ def test_every_family_gives_full_prefills_output(family):
 
 
 def test_growing_one_requests_cache_changes_no_block():
-    """Report 33: what generation appends must not reach the pool."""
+    """User report 33: what generation appends must not reach the pool."""
     model = tiny_model("llama")
     cache, ids = PrefixCache(model, blocks=8, block_size=4), random_ids(14)
     for _ in range(3):
@@ -158,7 +157,7 @@ def test_another_model_dtype_or_block_size_has_other_keys():
 
 
 def test_keys_are_the_same_in_every_process():
-    """Report 24: Python's own hash differs between processes, or worse, does not where one relies on it."""
+    """User report 24: Python's own hash differs between processes, or worse, does not where one relies on it."""
     code = """
 from replication.caches.block_names import BlockNames
 print(BlockNames("m", 2).of((1, 2, 3, 4), "s")[1].key.hex())
@@ -179,7 +178,7 @@ def polynomial(data: bytes) -> bytes:
 
 
 def test_a_colliding_key_never_serves_wrong_kv():
-    """Report 25. Without the comparison of token ids the second prompt would be answered from the first one's KV."""
+    """User report 25: without comparing token ids the second prompt would be answered from the first one's KV."""
     model = tiny_model("llama")
     cache = PrefixCache(model, blocks=8, block_size=4, hash=polynomial)
     first = (3, 40, 50, 60, 7, 8, 9, 10, 11)
@@ -195,7 +194,7 @@ def test_a_colliding_key_never_serves_wrong_kv():
 
 
 def test_why_a_block_missed():
-    """Report 30."""
+    """User report 30."""
     cache = PrefixCache(tiny_model("llama"), blocks=2, block_size=4)
 
     def missed(ids, salt=""):
@@ -225,7 +224,7 @@ def test_a_failed_request_leaves_nothing_behind(monkeypatch):
 
 
 def test_blocks_come_back_bit_equal_in_bf16():
-    """Report 29: reuse itself changes no bit; what differs is the order of sums in the tokens computed anew."""
+    """User report 29: reuse itself changes no bit; what differs is the order of sums in the tokens computed anew."""
     model = wrap("half", tiny_lm("llama").bfloat16())
     cache, ids = PrefixCache(model, blocks=8, block_size=4), random_ids(18)
     cold, warm = cache.prefill(ids), cache.prefill(ids)
@@ -261,8 +260,3 @@ def test_the_real_model_answers_the_same_and_reports_its_seconds(smollm2):
     assert seconds["ttft"] == pytest.approx(sum(seconds[k] for k in ("lookup", "load", "rotate", "fuse")))
     assert min(seconds.values()) >= 0
     assert cache.nbytes == 64 * 16 * 30 * 2 * 3 * 64 * 4
-
-
-@pytest.mark.parametrize("module", [block_names, prefix])
-def test_the_examples_print_what_they_say(module):
-    check_example(module)

@@ -6,10 +6,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from doc_examples import check_example
 
 from experiments import prefix_cache, prefix_copies, prefix_traces, prefix_traffic
-from replication.caches import replay
+from replication.caches.prefix import PrefixCache
 from replication.data.mooncake import FILE, load_trace
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
@@ -73,6 +72,21 @@ def test_draws_its_figure_and_resumes_to_the_same_records(configs, finished, tmp
     assert list(without_seconds(again)) == list(without_seconds(whole))
 
 
+@pytest.mark.parametrize(("cut", "prefills"), [(0, 0), (1, 12)])
+def test_a_resumed_part_repeats_its_warm_up_and_the_broken_round_alone(
+    configs, finished, tmp_path, monkeypatch, cut, prefills
+):
+    """The last part's round takes six prefills: victim, hit and miss, with and without salt."""
+    config, copy = configs["prefix_cache"], result_folder("prefix_cache", configs["prefix_cache"], tmp_path)
+    shutil.copytree(finished("prefix_cache"), copy)
+    lines = (copy / "records.jsonl").read_text().splitlines(keepends=True)
+    (copy / "records.jsonl").write_text("".join(lines[: len(lines) - cut]))
+    calls, prefill = [], PrefixCache.prefill
+    monkeypatch.setattr(PrefixCache, "prefill", lambda *args: calls.append(args) or prefill(*args))
+    run_one("prefix_cache", config, tmp_path)
+    assert len(calls) == prefills
+
+
 def test_block_sizes_reuse_whole_blocks_and_change_nothing(summary_of):
     summary = summary_of("prefix_cache")
     assert {size: cell["reused"] for size, cell in summary["block_sizes"].items()} == {"1": 100, "16": 96, "64": 64}
@@ -130,7 +144,3 @@ def test_a_missing_or_wrong_trace_is_refused_before_the_run(configs, tmp_path, m
 def test_bad_settings_are_refused(experiment, settings):
     with pytest.raises(ReplicationError):
         experiment.Config(**settings)
-
-
-def test_the_example_prints_what_it_says():
-    check_example(replay)

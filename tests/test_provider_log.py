@@ -47,6 +47,12 @@ def test_prompt_cost_shows_counters_reasons_and_the_token_of_the_miss(log, capsy
     assert notes.count("miss:") == 2
 
 
+def test_prompt_cost_names_the_models_whose_price_is_not_known(log, capsys):
+    file = log(body(), body(model="claude-mythos-preview"))
+    assert cli.main(["prompt-cost", file, "--on", "2026-11-01"]) == 0
+    assert "; the rules have no price for claude-mythos-preview\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

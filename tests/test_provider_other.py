@@ -44,13 +44,13 @@ def test_classic_a_prompt_cache_key_separates_and_15_requests_a_minute_overflow(
     assert cache.ask(PROMPT, at=2, key="other").read == 0
 
 
-@pytest.mark.parametrize(("model", "least"), [("gpt-5.6", 1024), ("gpt-5.1", 2048)])
-def test_2026_09_minimum_and_write_fee(model, least):
+@pytest.mark.parametrize(("model", "least", "fee"), [("gpt-5.6", 1024, 1.25), ("gpt-5.1", 2048, 1)])
+def test_2026_09_minimum_and_write_fee(model, least, fee):
     cache = OpenAICache(model, NEW)
     assert cache.ask(PROMPT[: least - 1], at=0).written == 0
     usage = cache.ask(PROMPT[: least + 10], at=1)
     assert usage.written == least
-    assert usage.cost(cache.rules) == pytest.approx(1.25 * least + 10)
+    assert usage.cost(cache.rules) == pytest.approx(fee * least + 10)
 
 
 def test_2026_09_explicit_breakpoints_hidden_tokens_and_30_minutes():
@@ -63,9 +63,11 @@ def test_2026_09_explicit_breakpoints_hidden_tokens_and_30_minutes():
     assert cache.ask(PROMPT[:1500], at=5398, breakpoints=[1500]).read == 0
 
 
-def test_explicit_breakpoints_and_retentions_of_another_date_are_refused():
-    with pytest.raises(ReplicationError, match="from 2026-09 on only"):
-        OpenAICache("gpt-5", CLASSIC).ask(PROMPT, at=0, breakpoints=[1500])
+def test_2026_09_models_before_gpt_5_6_keep_their_retention_and_refuse_breakpoints():
+    assert OpenAICache("gpt-5.1", NEW, retention="24h").rules["write"]["24h"] == 1
+    for on in (CLASSIC, NEW):
+        with pytest.raises(ReplicationError, match="gpt-5 takes no explicit breakpoints"):
+            OpenAICache("gpt-5", on).ask(PROMPT, at=0, breakpoints=[1500])
     with pytest.raises(ReplicationError, match=r"no retention '24h' for .* on 2026-09-01; known: 30m"):
         OpenAICache("gpt-5.6", NEW, retention="24h")
 

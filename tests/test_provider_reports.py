@@ -1,4 +1,4 @@
-"""Users' reports 41 to 47: each is one behaviour of the simulator, as of 2026-10."""
+"""User reports 41 to 47 (docs/user_reports.md): each is one behaviour of the simulator, as of 2026-10."""
 
 import pytest
 from provider_prompts import body, cache, counts, text, turn, user
@@ -6,14 +6,14 @@ from provider_prompts import body, cache, counts, text, turn, user
 from replication.caches.provider.request import ApiError
 
 
-def test_report_41_five_markers_are_error_400():
+def test_user_report_41_five_markers_are_error_400():
     kept = cache()
     kept.ask(body([text("s", "bare")] * 4), at=0)
     with pytest.raises(ApiError, match="a maximum of 4 blocks with cache_control may be provided: found 5"):
         kept.ask(body([text("s", "bare")] * 5), at=1)
 
 
-def test_report_42_1h_must_precede_5m_and_bare_is_5m():
+def test_user_report_42_1h_must_precede_5m_and_bare_is_5m():
     kept = cache()
     long, short = text("s" * 1100, "1h"), text("t" * 1100, "bare")
     assert kept.ask(body([long, short]), at=0).usage.write == {"1h": 1100, "5m": 1100}
@@ -21,7 +21,7 @@ def test_report_42_1h_must_precede_5m_and_bare_is_5m():
         kept.ask(body([short, long]), at=1)
 
 
-def test_report_43_a_marker_that_moves_with_the_changing_message_never_reads():
+def test_user_report_43_a_marker_that_moves_with_the_changing_message_never_reads():
     kept, fixed = cache(), cache()
     for i in range(9):
         moving = kept.ask(body([text("s" * 2000)], [user(text(f"{i} asks", "bare"))]), at=i)
@@ -30,7 +30,7 @@ def test_report_43_a_marker_that_moves_with_the_changing_message_never_reads():
         assert (fixed.ask(body(messages=[user(text(f"{i} asks"))]), at=i).usage.read > 0) == (i > 0)
 
 
-def test_report_44_a_second_marker_inside_the_window_is_the_fallback():
+def test_user_report_44_a_second_marker_inside_the_window_is_the_fallback():
     before, after = turn(110), turn(110) + turn(25)
     kept = cache()
     kept.ask(body([], [user(*before)]), at=0)
@@ -39,7 +39,7 @@ def test_report_44_a_second_marker_inside_the_window_is_the_fallback():
     assert kept.open(body([], [user(*after)]), at=1).usage.read > 0
 
 
-def test_report_45_marking_the_most_volatile_block_pays_for_writes_that_nobody_reads():
+def test_user_report_45_marking_the_most_volatile_block_pays_for_writes_that_nobody_reads():
     def cost(mark: str | None) -> float:
         kept, total = cache(), 0.0
         for i in range(5):
@@ -51,7 +51,7 @@ def test_report_45_marking_the_most_volatile_block_pays_for_writes_that_nobody_r
     assert cost("bare") - cost(None) == pytest.approx(0.25 * volatile)
 
 
-def test_report_46_tool_order_and_a_split_system_prompt_void_and_a_retry_reads():
+def test_user_report_46_tool_order_and_a_split_system_prompt_void_and_a_retry_reads():
     tools = [{"name": n, "description": n * 700, "input_schema": {}} for n in "ab"]
     kept = cache()
     request = body(tools=tools)
@@ -62,7 +62,7 @@ def test_report_46_tool_order_and_a_split_system_prompt_void_and_a_retry_reads()
 
 
 @pytest.mark.parametrize(("last", "found"), [(34, True), (35, False)])
-def test_report_47_a_turn_of_35_blocks_misses_the_entry_at_block_15(last, found):
+def test_user_report_47_a_turn_of_35_blocks_misses_the_entry_at_block_15(last, found):
     first = [text("x" * 100, "bare" if i == 14 else None) for i in range(15)]
     later = [text("x" * 100, "bare" if i == last - 1 else None) for i in range(last)]
     kept = cache()
@@ -70,7 +70,7 @@ def test_report_47_a_turn_of_35_blocks_misses_the_entry_at_block_15(last, found)
     assert (kept.ask(body([], [user(*later)]), at=1).usage.read == 1506) == found
 
 
-def test_report_47_json_keys_in_another_order_are_another_prompt():
+def test_user_report_47_json_keys_in_another_order_are_another_prompt():
     schema = {"a": {"type": "string"}, "b": {"type": "string"}}
     kept = cache()
     for properties in (schema, dict(reversed(schema.items()))):
@@ -78,14 +78,14 @@ def test_report_47_json_keys_in_another_order_are_another_prompt():
         assert kept.ask(body(tools=[tool]), at=0).usage.read == 0
 
 
-def test_report_47_below_the_minimum_nothing_is_cached_or_said():
+def test_user_report_47_below_the_minimum_nothing_is_cached_or_said():
     kept = cache()
     for at in (0, 1):
         call = kept.ask(body([text("s" * 500, "bare")]), at=at)
         assert counts(call) == (0, 0, 508)
 
 
-def test_report_47_concurrent_first_requests_all_miss():
+def test_user_report_47_concurrent_first_requests_all_miss():
     kept = cache()
     calls = [kept.open(body(), at=0) for _ in range(3)]
     for call in calls:

@@ -1,12 +1,16 @@
 """Every rule of the dated files: each test says as of which date the rule holds."""
 
+import re
 from datetime import date
+from pathlib import Path
 
 import pytest
+import yaml
 from provider_prompts import body, cache, counts, text, user
 
+from replication.caches import provider
 from replication.caches.provider.request import ApiError
-from replication.caches.provider.rules import load_rules
+from replication.caches.provider.rules import PROVIDERS, load_rules
 from replication.errors import ReplicationError
 
 OCTOBER = date(2026, 10, 1)
@@ -62,6 +66,10 @@ def test_2026_10_multipliers(model, read):
         ("claude-opus-4-1", (15, 18.75, 30, 1.50, 75)),
         ("claude-haiku-4-5", (1, 1.25, 2, 0.10, 5)),
         ("claude-3-5-haiku", (0.80, 1, 1.6, 0.08, 4)),
+        ("claude-fable-5-1", (10, 12.50, 20, 0.25, 50)),
+        ("claude-opus-4-8", (5, 6.25, 10, 0.50, 25)),
+        ("claude-opus-5-5", (4, 5, 8, 0.20, 20)),
+        ("claude-sonnet-5-5", (2, 2.50, 4, 0.20, 10)),
     ],
 )
 def test_2026_10_published_prices_are_the_multiples_of_the_input_price(model, published):
@@ -219,11 +227,27 @@ def test_2026_10_the_automatic_marker_is_on_the_last_block_and_counts_as_one():
         kept.ask(body([text("s", "bare")] * 4, **automatic), at=2)
 
 
-def test_each_fact_says_as_of_which_date_it_was_read():
+def test_a_facts_date_and_source_are_those_of_the_entry_that_it_is_from():
     rules = load_rules("anthropic", "claude-sonnet-4-5-20250929", date(2026, 12, 1))
     assert rules.model == "claude-sonnet-4-5"
-    assert set(rules.as_of) == set(rules.values)
     assert rules.as_of["isolation"] == date(2026, 2, 5)
+    assert "pricing" in rules.source["dollars"]
+    assert "prompt-caching" in rules.source["minimum_tokens"]
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_rule_has_a_date_and_a_source(name):
+    """A source names a page, and a price stands apart from the rules, whose source is another."""
+    content = yaml.safe_load((Path(provider.__file__).parent / "rules" / f"{name}.yaml").read_text())
+    for entry in content["facts"]:
+        assert type(entry["as_of"]) is date
+        assert re.search(r"[a-z]+\.(com|dev)/\S+", entry["source"])
+        facts = {fact for values in entry.get("models", {}).values() for fact in values}
+        assert facts == {"dollars"} or "dollars" not in facts
+    for model in {model for entry in content["facts"] for model in entry.get("models", {})}:
+        known = load_rules(name, model, date(2027, 1, 1))
+        assert set(known.values) == set(known.as_of) == set(known.source)
+        assert known["minimum_tokens"] > 0
 
 
 @pytest.mark.parametrize(
@@ -244,7 +268,7 @@ def test_unknown_models_and_dates_are_refused(arguments, message):
 
 
 def test_dollars_are_unknown_where_the_rules_have_no_price():
-    call = cache().ask(body(model="claude-opus-5-5"), at=0)
+    call = cache().ask(body(model="claude-mythos-preview"), at=0)
     assert call.usage.dollars(call.rules) is None
 
 

@@ -1,13 +1,10 @@
 """Quantized KV caches: bytes by arithmetic, what cannot be done with them, and refusals that give the reason."""
 
-import doctest
-
 import pytest
 import torch
 from conftest import tiny_lm, tiny_model
 from transformers.utils import is_hqq_available
 
-from replication.caches import quantized
 from replication.caches.kept import KeptCache
 from replication.caches.quantized import make_cache, problem
 from replication.caches.request import WithCache, decode, follow, tensor_bytes
@@ -26,12 +23,6 @@ def model() -> Model:
 def usable(kind: str) -> None:
     if kind.startswith("quanto"):
         pytest.importorskip("optimum.quanto")
-
-
-def test_the_modules_example():
-    pytest.importorskip("optimum.quanto")
-    result = doctest.testmod(quantized)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +47,7 @@ def test_bytes_by_arithmetic(model, kind, bits, scales):
 
 @pytest.mark.parametrize("kind", ["fp8", "quanto-int4", "quanto-int4-channel"])
 def test_lengths_hold_beyond_the_full_precision_rest(model, kind):
-    """Report 35: 128 decoded tokens are kept as they are, then all is quantized anew."""
+    """User report 35: 128 decoded tokens are kept as they are, then all is quantized anew."""
     usable(kind)
     prompt, ids = tuple(range(64)), tuple(i % 97 for i in range(140))
     decoder = WithCache(model, make_cache(kind, model))
@@ -81,7 +72,7 @@ def test_fewer_bits_are_worse(model):
 
 
 def test_cropping_does_not_work_so_a_kept_cache_starts_over(model):
-    """Report 35."""
+    """User report 35."""
     cache = make_cache("fp8", model)
     assert not cache.is_croppable
     kept = KeptCache(model, lambda: make_cache("fp8", model))
@@ -93,7 +84,7 @@ def test_cropping_does_not_work_so_a_kept_cache_starts_over(model):
 
 
 def test_quanto_ignores_a_crop(model):
-    """Report 35: no error, and the tokens stay."""
+    """User report 35: no error, and the tokens stay."""
     pytest.importorskip("optimum.quanto")
     decoder = WithCache(model, make_cache("quanto-int4", model))
     decode(decoder, tuple(range(64)), 4)

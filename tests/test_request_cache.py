@@ -1,7 +1,6 @@
 """A request's KV cache: its bytes, decoding with and without it, and one kept over many prompts."""
 
 import copy
-import doctest
 import hashlib
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, DynamicCache, StaticCache
 
-from replication.caches import kept, request
 from replication.caches.kept import KeptCache
 from replication.caches.request import (
     WithCache,
@@ -35,12 +33,6 @@ def sha(cache) -> str:
     return hashlib.sha256(
         b"".join(t.numpy().tobytes() for layer in cache.layers for t in (layer.keys, layer.values))
     ).hexdigest()
-
-
-@pytest.mark.parametrize("module", [request, kept], ids=lambda m: m.__name__)
-def test_the_modules_example(module):
-    result = doctest.testmod(module)
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 # --- bytes
@@ -165,7 +157,7 @@ def test_a_cache_survives_generate_that_ends_early(smollm2):
 
 
 def test_an_ignored_cache_is_noticed(monkeypatch):
-    """Report 36."""
+    """User report 36."""
     model = wrap("deaf", tiny_lm("llama"))
     unknown = DynamicCache()
     model.lm(input_ids=model.tensor((1, 2)), kv_cache=unknown, use_cache=True)
@@ -200,7 +192,7 @@ def test_whatever_comes_the_answer_is_that_of_a_fresh_prefill(family, requests):
 
 
 def test_a_stored_cache_used_three_times_by_copies_is_never_changed(tiny):
-    """Report 33, S-14; and what happens without the copy."""
+    """User report 33, S-14; and what happens without the copy."""
     model = tiny("llama")
     stored, prefix = KeptCache(model), tuple(range(20))
     stored.answer(prefix, 1)
@@ -230,7 +222,7 @@ def test_a_broken_forward_leaves_nothing_half_filled(tiny, monkeypatch):
     torch.testing.assert_close(answer.logits, decode(WithCache(model), (1, 2, 3, 4), 2).logits, **CLOSE)
 
 
-# --- what is relied on in transformers (reports 34, 35)
+# --- what is relied on in transformers (user reports 34, 35)
 
 
 def test_cropping_takes_a_number_to_remove_and_frees_memory_only_later(tiny):

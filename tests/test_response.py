@@ -1,6 +1,5 @@
 """The exact response cache: what is in its key, what it refuses, its bounds, and processes that share or die on it."""
 
-import doctest
 import hashlib
 import multiprocessing
 import os
@@ -51,13 +50,9 @@ def exactly(value):
     return (type(value).__name__, repr(value))
 
 
-def test_the_example_runs():
-    assert doctest.testmod(response).failed == 0
-
-
 @pytest.mark.parametrize("field", [*REQUEST, "a_field_of_tomorrow"])
 def test_a_field_that_is_given_null_false_empty_or_absent_makes_five_requests(field):
-    """Report 40. What else of each field counts is in the experiment's table, tested with it."""
+    """User report 40. What else of each field counts is in the experiment's table, tested with it."""
     given = REQUEST | {field: REQUEST.get(field) or 2}
     absent = {key: value for key, value in given.items() if key != field}
     others = [given | {field: value} for value in (None, False, "")]

@@ -13,7 +13,8 @@ from experiments.semantic_index import grown
 from replication.caches.embedding import Embedder, load_embedder
 from replication.caches.index import unit
 from replication.caches.response import is_deterministic, request_key
-from replication.data.request_log import LOGS, MOONCAKE_FILE, TAU_BENCH_FILE, load_log
+from replication.data.request_log import LOGS, MOONCAKE_FILE, load_log
+from replication.data.tau_bench import FILE as TAU_BENCH_FILE
 from replication.embedded import embedded_directory
 from replication.errors import ReplicationError
 from replication.records import RunFolder, read_records, without_seconds

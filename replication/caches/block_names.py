@@ -2,14 +2,17 @@
 
 Model, block size and a tenant's salt enter before the first block (S-13).
 
-    from replication.caches.block_names import BlockNames
-
-    names = BlockNames(fingerprint="model", block_size=2)
-    one, other = names.of((1, 2, 3, 4, 5)), names.of((9, 2, 3, 4))
-    print(len(one), len(other))  # 2 2
-    print(one[1].key == other[1].key)  # False
-    print(one[0].key == names.of((1, 2))[0].key)  # True
-    print(one[0].key == names.of((1, 2), salt="tenant")[0].key)  # False
+>>> from replication.caches.block_names import BlockNames
+>>> names = BlockNames(fingerprint="model", block_size=2)
+>>> one, other = names.of((1, 2, 3, 4, 5)), names.of((9, 2, 3, 4))
+>>> len(one), len(other)
+(2, 2)
+>>> one[1].key == other[1].key
+False
+>>> one[0].key == names.of((1, 2))[0].key
+True
+>>> one[0].key == names.of((1, 2), salt="tenant")[0].key
+False
 """
 
 import hashlib
@@ -30,7 +33,7 @@ def sha256(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class BlockNames:
-    """Names of a prompt's whole blocks, the same in every process (report 24).
+    """Names of a prompt's whole blocks, the same in every process (user report 24).
 
     fingerprint: of the model and what else KV depends on. block_size: tokens. hash: of the key before a block and the
     block's token ids, 8 bytes each; the key before the first one is a hash of fingerprint, block size and salt (S-13).

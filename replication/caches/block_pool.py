@@ -3,16 +3,17 @@
 A block is empty, or pinned by the requests that use it, or cached: named, used by nobody, and free to be evicted
 (S-12). A name is found only behind the name before it, so that look-up of blocks is look-up of a prefix (S-10).
 
-    from replication.caches.block_pool import BlockPool, Name
-
-    pool = BlockPool(capacity=4)
-    names = [Name("a", "Once"), Name("ab", "upon"), Name("abc", "a time")]
-    table = pool.match(names)  # nothing is there yet
-    table += pool.reserve(3)  # pinned, their content still to be written
-    table = pool.publish(table, names)  # from now on others find them
-    pool.release(table)  # cached: the tail, "abc", would be evicted first
-    again = pool.match([*names[:2], Name("abd", "a midnight")])
-    print(again == table[:2], pool.pinned, pool.cached, pool.empty)  # True 2 1 1
+>>> from replication.caches.block_pool import BlockPool, Name
+>>> pool = BlockPool(capacity=4)
+>>> names = [Name("a", "Once"), Name("ab", "upon"), Name("abc", "a time")]
+>>> table = pool.match(names)  # nothing is there yet
+>>> table += pool.reserve(3)  # pinned, their content still to be written
+>>> table = pool.publish(table, names)  # from now on others find them
+>>> pool.release(table)  # cached: the tail, "abc", would be evicted first
+>>> pool.match([*names[:2], Name("abd", "a midnight")]) == table[:2]
+True
+>>> pool.pinned, pool.cached, pool.empty
+(2, 1, 1)
 """
 
 from collections import OrderedDict
@@ -25,7 +26,7 @@ from replication.errors import ReplicationError
 @dataclass(frozen=True)
 class Name:
     """key: what a block is looked up by. content: what the key stands for, compared on every hit, since two contents
-    may have the same key (report 25)."""
+    may have the same key (user report 25)."""
 
     key: Hashable
     content: Hashable

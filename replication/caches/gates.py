@@ -2,12 +2,12 @@
 
 An embedding hardly sees a negation, a number or a name; words do, at the price of refusing some paraphrases.
 
-    >>> same_polarity("Is the API not rate limited?", "Is the API rate limited?")
-    False
-    >>> same_polarity("How can I reset my password?", "How do I reset my password?")
-    True
-    >>> same_content("Refund policy for monthly plans", "Refund policy for annual plans")
-    False
+>>> same_polarity("Is the API not rate limited?", "Is the API rate limited?")
+False
+>>> same_polarity("How can I reset my password?", "How do I reset my password?")
+True
+>>> same_content("Refund policy for monthly plans", "Refund policy for annual plans")
+False
 """
 
 import re

@@ -42,7 +42,7 @@ class Reuse:
 
 class KeptCache:
     """The cache of the last request, and the tokens it holds. make_cache: one that cannot be cropped, as a quantized
-    one cannot (report 35), starts over where a croppable one is cut."""
+    one cannot (user report 35), starts over where a croppable one is cut."""
 
     def __init__(self, model: Model, make_cache: Callable[[], Cache] = DynamicCache):
         self.model, self._make_cache = model, make_cache
@@ -67,7 +67,7 @@ class KeptCache:
 
     def copy(self) -> "KeptCache":
         """One that goes its own way: decoding grows a cache in place, so a stored one must not be used itself (S-14,
-        report 33)."""
+        user report 33)."""
         other = KeptCache(self.model, self._make_cache)
         other._decoder = WithCache(self.model, copy.deepcopy(self.cache), self.ids)
         return other

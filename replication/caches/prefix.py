@@ -3,16 +3,18 @@
 A block's key is a hash of the key before it and of its token ids (S-10); whole blocks only (S-11). What is found is
 gathered, the rest of the prompt is computed over it, and the new blocks are written back for the next request.
 
-    from replication.caches.prefix import PrefixCache
-    from replication.model import load_model
-
-    model = load_model("smollm2-135m")
-    cache = PrefixCache(model, blocks=64)
-    ids = tuple(model.tokenizer("The cache remembers what was read before. " * 20)["input_ids"])
-    cold, warm = cache.prefill(ids), cache.prefill(ids)
-    print(len(ids), cold.report.reused, warm.report.reused)  # 161 0 160
-    print(int(cold.logits.argmax()) == int(warm.logits.argmax()))  # True
-    print(cache.prefill(ids, salt="another tenant").report.reused)  # 0
+>>> from replication.caches.prefix import PrefixCache
+>>> from replication.model import load_model
+>>> model = load_model("smollm2-135m")
+>>> cache = PrefixCache(model, blocks=64)
+>>> ids = tuple(model.tokenizer("The cache remembers what was read before. " * 20)["input_ids"])
+>>> cold, warm = cache.prefill(ids), cache.prefill(ids)
+>>> len(ids), cold.report.reused, warm.report.reused
+(161, 0, 160)
+>>> int(cold.logits.argmax()) == int(warm.logits.argmax())
+True
+>>> cache.prefill(ids, salt="another tenant").report.reused
+0
 """
 
 import time
@@ -99,7 +101,7 @@ class PrefixCache:
 
     def compute(self, request: Request) -> Prefill:
         """Fill a cache of the request's own: blocks that were found are copied, all other tokens are computed, and at
-        least the last one is, since its logits are wanted (report 27).
+        least the last one is, since its logits are wanted (user report 27).
 
         The report's seconds are those of Method.prefill, and `store`: writing new blocks, which comes after the first
         token and is not part of `ttft`.

@@ -1,15 +1,15 @@
 """Traffic over a block pool, as numbers only: which blocks each request finds while others and the running batch take
 room (S-16).
 
-    from replication.caches.block_pool import BlockPool, Name
-    from replication.caches.replay import Visit, replay
-
-    names = [Name("a", "a"), Name("ab", "b")]
-    done = [Visit(names), Visit(names)]  # one after the other
-    overlapping = [Visit(names, start=0, end=5), Visit(names, start=3, end=8)]
-    print(replay(BlockPool(2), done), replay(BlockPool(2), overlapping))  # [0, 2] [0, 2]
-    busy = [Visit(names, end=5, output=2), Visit([Name("x", "x")], start=3), Visit(names, start=6)]
-    print(replay(BlockPool(4), busy))  # [0, 0, 2]
+>>> from replication.caches.block_pool import BlockPool, Name
+>>> from replication.caches.replay import Visit, replay
+>>> names = [Name("a", "a"), Name("ab", "b")]
+>>> replay(BlockPool(2), [Visit(names), Visit(names)])  # one after the other
+[0, 2]
+>>> replay(BlockPool(2), [Visit(names, start=0, end=5), Visit(names, start=3, end=8)])  # overlapping
+[0, 2]
+>>> replay(BlockPool(4), [Visit(names, end=5, output=2), Visit([Name("x", "x")], start=3), Visit(names, start=6)])
+[0, 0, 2]
 """
 
 import heapq

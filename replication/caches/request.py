@@ -90,7 +90,8 @@ class WithCache:
         output = self.model.lm(input_ids=self.model.tensor(ids), cache=self.cache, use_cache=True, logits_to_keep=1)
         self.ids += tuple(ids)
         self.rows.append(len(ids))
-        # a model takes unknown arguments in silence, and without its cache every step would see one token (report 36)
+        # a model takes unknown arguments in silence, and without its cache every step would see one token
+        # (user report 36)
         if self.cache.get_seq_length() != len(self.ids):
             raise ReplicationError(
                 f"the cache holds {self.cache.get_seq_length()} tokens where {len(self.ids)} were computed: "

@@ -60,7 +60,7 @@ def request_key(request: Mapping[str, Any]) -> bytes:
 def is_deterministic(request: Mapping[str, Any]) -> bool:
     """Whether the temperature is given and 0: only then is a stored answer the one that would come again.
 
-    Absent or null is the provider's default, which samples (report 40).
+    Absent or null is the provider's default, which samples (user report 40).
     """
     temperature = request.get("temperature")
     return isinstance(temperature, (int, float)) and not isinstance(temperature, bool) and temperature == 0

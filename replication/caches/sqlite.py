@@ -1,4 +1,11 @@
-"""A SQLite file as the home of a cache: processes may share it, and one that is killed loses at most its last write."""
+"""A SQLite file as the home of a cache: processes may share it, and one that is killed loses at most its last write.
+
+>>> database = open_database(":memory:", "notebook", ["CREATE TABLE notes (text TEXT)"])
+>>> with transaction(database):
+...     _ = database.execute("INSERT INTO notes VALUES ('kept')")
+>>> database.execute("SELECT text FROM notes").fetchall()
+[('kept',)]
+"""
 
 import sqlite3
 from collections.abc import Iterator, Sequence

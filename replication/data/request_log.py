@@ -6,7 +6,6 @@ the records, its text never does.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 from replication.data.local import read_local
 from replication.data.mooncake import FILE as MOONCAKE_FILE
 from replication.data.pairs import PAIRS, load_pairs
+from replication.data.tau_bench import calls, load_conversations
 from replication.errors import ReplicationError
 from replication.registry import Registry
 
-TAU_BENCH_FILE = "taubench_gpt-4o-airline_200traj.json"
 LATE_CALL = 4
 
 
@@ -68,12 +67,10 @@ LOGS.update({name: _pair_log(name) for name in PAIRS})
 @LOGS.register("tau-bench")
 def tau_bench(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest], dict]:
     """Every call of tau-bench's airline agent (MIT): the messages before each message of the assistant."""
-    content, source = read_local(TAU_BENCH_FILE, data_dir)
-    try:
-        requests = [request for run in json.loads(content) for request in _calls(run["traj"])]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ReplicationError(f"{TAU_BENCH_FILE} is no list of trajectories: {error!r}") from error
-    return requests, source
+    conversations, source = load_conversations(data_dir)
+    numbered = [entry for messages in conversations for entry in enumerate(calls(messages), start=1)]
+    late = f"call {LATE_CALL} and later"
+    return [LoggedRequest(f"call {number}" if number < LATE_CALL else late, call) for number, call in numbered], source
 
 
 @LOGS.register("mooncake")
@@ -86,11 +83,3 @@ def mooncake(seed: int, data_dir: str | Path | None) -> tuple[list[LoggedRequest
     except (ValueError, KeyError, TypeError) as error:
         raise ReplicationError(f"{MOONCAKE_FILE} is no request trace: {error!r}") from error
     return requests, source
-
-
-def _calls(messages: list[dict]) -> Iterator[LoggedRequest]:
-    calls = 0
-    for at, message in enumerate(messages):
-        if message["role"] == "assistant":
-            calls += 1
-            yield LoggedRequest(f"call {calls}" if calls < LATE_CALL else f"call {LATE_CALL} and later", messages[:at])

@@ -99,8 +99,9 @@ def report(path: str, model: str, on: date) -> str:
     for item in priced:
         lines += [_row(_cells(item, requests[0].at)), *(f"      {note}" for note in _notes(item, tokenizer))]
     cost, plain = (sum(values) for values in zip(*((_cost(p), p.call.usage.total) for p in priced), strict=True))
-    dollars = [p.call.usage.dollars(p.call.rules) for p in priced]
-    total = "" if None in dollars else f", ${sum(dollars):.4f}"
+    dollars = {p.request.line: p.call.usage.dollars(p.call.rules) for p in priced}
+    unpriced = sorted({p.call.rules.model for p in priced if dollars[p.request.line] is None})
+    total = f"; the rules have no price for {', '.join(unpriced)}" if unpriced else f", ${sum(dollars.values()):.4f}"
     return "\n".join(
         [
             *lines,

@@ -1,4 +1,4 @@
-"""OpenAI's prompt cache, simulated: automatic prefixes in steps of 128 tokens, or explicit breakpoints (from 2026-09).
+"""OpenAI's prompt cache, simulated: automatic prefixes in steps of 128 tokens, or explicit breakpoints (GPT-5.6).
 
 >>> from datetime import date
 >>> cache = OpenAICache("gpt-5.1", date(2026, 1, 1))
@@ -26,7 +26,7 @@ class _Entry:
 
 
 class OpenAICache:
-    """Prompts of one organisation for one model. retention: `in_memory` or `24h` (classic), `30m` (from 2026-09).
+    """Prompts of one organisation for one model. retention: `in_memory` or `24h` (models before GPT-5.6), `30m`.
 
     An entry lives as briefly as the rules allow. hidden_tokens: what the provider puts before the prompt, which the
     2026-09 page subtracts before rounding; it is not published.
@@ -44,7 +44,7 @@ class OpenAICache:
         self._arrivals: dict[tuple, list[float]] = {}
 
     def ask(self, ids: Sequence[int], at: float, key: str = "", breakpoints: Sequence[int] | None = None) -> Usage:
-        """What the prompt `ids` reads (cached_tokens) and writes (from 2026-09 cache_write_tokens) at `at` seconds.
+        """What the prompt `ids` reads (cached_tokens) and writes (GPT-5.6: cache_write_tokens) at `at` seconds.
 
         key: prompt_cache_key; breakpoints: token counts after which explicit breakpoints stand, None for implicit ones.
         """
@@ -68,7 +68,7 @@ class OpenAICache:
         if breakpoints is None:
             return list(range(least, length + 1, step))
         if "30m" not in self.rules["ttl"]:
-            raise ReplicationError(f"{self.rules.model} takes explicit breakpoints from 2026-09 on only")
+            raise ReplicationError(f"{self.rules.model} takes no explicit breakpoints: GPT-5.6 and later models do")
         return [end for end in sorted(breakpoints) if least <= end <= length]
 
     def _machine(self, ids: Sequence[int], at: float, key: str) -> tuple:

@@ -29,18 +29,20 @@ _ALIAS = re.compile(r"-(20\d{6}|latest|0)$")
 
 @dataclass(frozen=True)
 class Rules:
-    """model: as the file names it; values: fact -> value; as_of: fact -> the date as of which its value was read."""
+    """model: as the file names it; values: fact -> value; as_of: fact -> the date as of which its value is known to
+    hold; source: fact -> where that is from."""
 
     model: str
     values: Mapping[str, Any]
     as_of: Mapping[str, date]
+    source: Mapping[str, str]
 
     def __getitem__(self, fact: str) -> Any:
         return self.values[fact]
 
 
 def load_rules(provider: str, model: str, on: date) -> Rules:
-    """The rules for `model` on the date `on`: of each fact, the latest value read until then.
+    """The rules for `model` on the date `on`: of each fact, the latest value known until then.
 
     Errors: ReplicationError for a model that has no rules on that date, with the nearest one that has.
     """
@@ -51,12 +53,13 @@ def load_rules(provider: str, model: str, on: date) -> Rules:
     name = _ALIAS.sub("", model)
     if not any(name in entry.get("models", {}) for entry in known):
         raise ReplicationError(_no_rules(provider, name, on, known, facts))
-    values, as_of = {}, {}
+    values, as_of, source = {}, {}, {}
     for part in (lambda entry: entry.get("all", {}), lambda entry: entry.get("models", {}).get(name, {})):
         for entry in known:
             values |= part(entry)
             as_of |= dict.fromkeys(part(entry), entry["as_of"])
-    return Rules(name, values, as_of)
+            source |= dict.fromkeys(part(entry), entry["source"])
+    return Rules(name, values, as_of, source)
 
 
 @cache

@@ -37,7 +37,7 @@ class Usage:
         return self.rest + self.read * rules["read"] + sum(n * rules["write"][ttl] for ttl, n in self.write.items())
 
     def dollars(self, rules: Rules, output_tokens: int = 0) -> float | None:
-        """None where the rules have no price for the model."""
+        """US dollars; None where the rules have no price for the model, because no source of one was found."""
         if "dollars" not in rules.values:
             return None
         rate_in, rate_out = rules["dollars"]
