@@ -33,7 +33,7 @@ class Config(RagConfig):
     """ratio: share of the reused tokens that is recomputed. last: from how many last tokens of the prompt the attention
     score looks."""
 
-    n: int = 40
+    n: int = 32
     ratio: float = 0.15
     last: int = 8
 

@@ -14,8 +14,6 @@ from experiments.figures import PALETTE, STYLE, around, read_summary, save, wher
 CHOICES = {
     "cacheblend-paper": "highest KV deviation in layer 1 (CacheBlend)",
     "oracle": "highest true KV deviation (oracle)",
-    "first-k": STYLE["first-k"][0],
-    "random": STYLE["random"][0],
 }
 MULTIPLES = (0.125, 0.25, 0.5, 1, 2, 4, 8)
 SHOWN_RATIOS = (0, 1, 5, 10, 20, 30, 50, 100)
@@ -33,7 +31,7 @@ def attention_deviation_figure(folder: Path) -> None:
         ("nll", "NLL of the gold answer, nats per token\n(mean, 95 % interval)"),
     )
     for axis, (metric, label) in zip(axes, panels, strict=True):
-        for method in (m for m in CHOICES if f"{m}@100" in summary["cells"]):
+        for method in summary["fall"]:
             _curve(axis, summary["cells"], method, metric)
         axis.set_xscale("function", functions=(np.sqrt, np.square))
         axis.set_xticks(SHOWN_RATIOS, [str(r) for r in SHOWN_RATIOS])
@@ -49,7 +47,7 @@ def attention_deviation_figure(folder: Path) -> None:
 
 
 def _curve(axis, cells: dict, method: str, metric: str) -> None:
-    _, colour, marker = STYLE[method]
+    label, colour, marker = STYLE[method]
     found = {float(c.partition("@")[2]): cells[c][metric] for c in cells if c.partition("@")[0] == method}
     points = {0.0: cells["full-reuse"][metric], **found}
     ratios = sorted(points)
@@ -57,7 +55,7 @@ def _curve(axis, cells: dict, method: str, metric: str) -> None:
         ratios,
         [points[r]["mean"] for r in ratios],
         yerr=np.hstack([around(points[r], "mean") for r in ratios]),
-        label=CHOICES[method],
+        label=CHOICES.get(method, label),
         color=colour,
         marker=marker,
         markersize=6,

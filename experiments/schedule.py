@@ -29,7 +29,7 @@ class Config(RagConfig):
     """ratios: budgets at which both schedules choose in layer 1. ratio: budget of the fixed set that is chosen in layer
     0, 1, 2, and from there on in each `step`-th one."""
 
-    n: int = 36
+    n: int = 32
     ratios: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
     ratio: float = 0.15
     step: int = 4

@@ -205,6 +205,8 @@ def test_prompts_of_variants(tiny_directory, bos):
     [
         (attention_deviation.Config, {"ratios": (0.1, 0.5)}, "rise from above 0 to 1.0"),
         (attention_deviation.Config, {"ratios": (0.5, 0.1, 1.0)}, "rise from above 0 to 1.0"),
+        (attention_deviation.Config, {"ratios": (-0.1, 1.0)}, "rise from above 0 to 1.0"),
+        (attention_deviation.Config, {"ratios": (1.0,)}, "rise from above 0 to 1.0"),
         (attention_deviation.Config, {"methods": ("random",)}, "begin with cacheblend-paper"),
         (attention_deviation.Config, {"last": 0}, "last must be at least 1"),
         (schedule.Config, {"ratio": 0.3}, "must be one of ratios"),
