@@ -9,6 +9,7 @@ import seaborn as sns
 from experiments.figures import PALETTE, around, read_summary, save, where
 
 KL = "KL to full prefill at first answer token, nats\n(mean, 95 % interval)"
+GROUPS = ("baseline", "score", "write-back", "mask", "suffix", "authors", "BOS")
 
 
 def schedule_figure(folder: Path) -> None:
@@ -41,6 +42,7 @@ def _check_layers(axis, summary: dict) -> None:
     estimates = [found[n]["kl_first"] for n in numbers]
     errors = np.hstack([around(e, "mean") for e in estimates])
     axis.errorbar(numbers, [e["mean"] for e in estimates], errors, color=PALETTE[0], marker="o", capsize=2)
+    axis.set_xticks(numbers)
     axis.set_ylabel(KL)
     axis.set_ylim(bottom=0)
     axis.set_xlabel(f"check layer (those before it are recomputed whole; from it on {percent} %)")
@@ -58,11 +60,10 @@ def ablations_figure(folder: Path) -> None:
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, axis = plt.subplots(figsize=(11, 6), layout="constrained")
     base = cells["baseline"]["kl_first"]
-    names = ["baseline", *over]
-    groups = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    names = sorted(cells, key=lambda name: GROUPS.index(name.partition(":")[0]))
     for y, name in enumerate(names):
         value = cells[name]["kl_first"]
-        axis.barh(y, value["mean"], color=PALETTE[groups.index(name.partition(":")[0])], height=0.7)
+        axis.barh(y, value["mean"], color=PALETTE[GROUPS.index(name.partition(":")[0])], height=0.7)
         axis.errorbar(value["mean"], y, xerr=around(value, "mean"), color="black", capsize=2)
         if name in over:
             ratio = over[name]["kl_first_ratio"]

@@ -16,7 +16,7 @@ from replication.selectors.hkvd import HKVD
 from replication.stored import StoredKV
 
 BASELINE = "baseline"
-NO_BOS, BOS_DROPPED, BOS_KEPT = "bos: none", "bos: dropped", "bos: kept"
+NO_BOS, BOS_DROPPED, BOS_KEPT = "BOS: none", "BOS: dropped", "BOS: kept"
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ def attention_deviation_figure(folder: Path) -> None:
             _curve(axis, summary["cells"], method, metric)
         axis.set_xscale("function", functions=(np.sqrt, np.square))
         axis.set_xticks(SHOWN_RATIOS, [str(r) for r in SHOWN_RATIOS])
-        axis.set_xlabel("recomputed share of the reused tokens, % (square-root scale)")
         axis.set_ylabel(label)
     for axis in axes[:2]:
         axis.set_ylim(bottom=0)
+    figure.supxlabel("recomputed share of the reused tokens, % (square-root scale)", fontsize="medium")
     bare = summary["cells"]["no-context"]["nll"]["mean"]
     axes[2].set_title(f"without any passage: {bare:.2f} nats", fontsize=10, color="grey")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)

@@ -190,8 +190,8 @@ def test_prompts_of_variants(tiny_directory, bos):
     assert (suffix.ids, whole) == (plain.ids, plain)
     assert [s.kind for s in suffix.segments] == ["prefix", "passage", "passage", "passage", "question"]
     assert len(suffix.segments[-1].ids) == 1
-    kept, behind = found["bos: kept"]
-    other, its_own = found["bos: none" if bos else "bos: dropped"]
+    kept, behind = found["BOS: kept"]
+    other, its_own = found["BOS: none" if bos else "BOS: dropped"]
     assert other == its_own
     assert len(other) == len(plain) + (-1 if bos else 1)
     assert behind == (plain if bos else other)
