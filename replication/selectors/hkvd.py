@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from replication.errors import ReplicationError
+from replication.metrics.deviation import delta_kv, squared
 from replication.selectors.base import SELECTORS, Selector, View, count
 
 SCORES = ("K", "V", "KV")
@@ -44,14 +45,4 @@ class HKVD(Selector):
             return squared(fresh_k, stored_k)
         if self.deviation == "V":
             return squared(fresh_v, stored_v)
-        return absolute(fresh_k, stored_k) + absolute(fresh_v, stored_v)
-
-
-def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Squared distance per token of two tensors [kv heads, m, head dim]."""
-    return (a.float() - b.float()).square().sum(dim=(0, 2))
-
-
-def absolute(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Sum of absolute differences per token of two tensors [kv heads, m, head dim]."""
-    return (a.float() - b.float()).abs().sum(dim=(0, 2))
+        return delta_kv(fresh_k, stored_k) + delta_kv(fresh_v, stored_v)

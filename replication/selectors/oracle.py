@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
+from replication.metrics.deviation import squared
 from replication.selectors.base import SELECTORS, Selector, View
-from replication.selectors.hkvd import squared
 
 
 @SELECTORS.register("oracle")
