@@ -9,13 +9,14 @@ from tqdm import tqdm
 
 from experiments.common import RagConfig, identify, require_dtypes, require_positive
 from experiments.figures import ttft_figure
+from experiments.running_text import running_prompt
 from replication.data import Loaded, load
 from replication.errors import ReplicationError
 from replication.measure import BASELINE, Request, cell, timed_round
 from replication.memory import peak_bytes, resident_bytes
 from replication.methods import METHODS, make_method
 from replication.model import Model, load_model
-from replication.prompt import ChunkedPrompt, chain, passage_text
+from replication.prompt import ChunkedPrompt
 from replication.records import RunFolder
 from replication.stats import median_iqr
 
@@ -67,18 +68,7 @@ def run(config: Config, folder: RunFolder) -> None:
 
 
 def _prompt(config: Config, model: Model, loaded: Loaded, length: int) -> ChunkedPrompt:
-    """Running text of the data set, cut into the prefix, chunks of equal length (the last may be shorter), and the
-    question."""
-    text = "".join(passage_text(p) for e in loaded.examples for p in e.passages)
-    if length > model.context_length:
-        raise ReplicationError(f"{length} tokens exceed the model's context of {model.context_length}: set lengths")
-    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) < length:
-        raise ReplicationError(f"{config.n} examples give {len(ids)} tokens, {length} are needed: raise n")
-    stop = length - config.fresh
-    spans = [(at, min(at + config.chunk, stop)) for at in range(config.prefix, stop, config.chunk)]
-    passages = [("passage", ids[a:b]) for a, b in spans]
-    return chain([("prefix", ids[: config.prefix]), *passages, ("question", ids[stop:length])])
+    return running_prompt(model, loaded, length, config.chunk, config.prefix, config.fresh)
 
 
 def _measure(config: Config, folder: RunFolder, model: Model, dtype: str, prompt: ChunkedPrompt) -> None:
