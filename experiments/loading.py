@@ -56,11 +56,11 @@ class Config(RagConfig):
     fresh: int = 32
     ratio: float = 0.15
     ratios: tuple[float, ...] = (0.05, 0.15, 0.25, 0.35, 0.5, 0.7)
-    rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-    prices: tuple[float, ...] = (1, 2, 4, 8, 16, 32, 64)
+    rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+    prices: tuple[float, ...] = (1, 2, 4, 8, 16, 32)
     swept: float = 0.05
     traced: float = 0.1
-    rounds: int = 7
+    rounds: int = 5
     profile: tuple[int, ...] = (512, 1024, 2048, 4096)
     profile_rounds: int = 3
     threads: int = 1
@@ -177,7 +177,7 @@ class _Bench:
             yield {"kind": "load", "device": device, "cell": "", "mode": ""}, partial(self._load, device)
             for method, ratio, mode in self.config.cells(device):
                 labels = {"kind": "timing", "device": device, "cell": cell(method, ratio), "mode": mode}
-                drawn = number == 0 and device == device_name(self.config.traced) and method == BLEND
+                drawn = number == 0 and device == device_name(self.config.traced) and ratio == self.config.ratio
                 yield labels, partial(self._blend, device, method, ratio, mode, drawn)
 
     def _store(self, device: str) -> ChunkStore:

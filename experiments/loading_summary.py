@@ -24,6 +24,9 @@ PAPER = {
 }
 PAPER_TOKENS, PAPER_HEAD_DIM, PAPER_RATIO, PAPER_THROUGHPUT = 4096, 128, 0.15, 4.8e9
 
+# A ratio counts as hidden while TTFT is at most this share above that of the least ratio
+HIDDEN = 0.1
+
 Rounds = dict[int, float]
 
 
@@ -149,19 +152,24 @@ def _delay_gap(times: Times) -> dict:
 
 
 def _swept(times: Times, chosen: float) -> dict:
-    """TTFT on the swept device at the controller's ratio and at twice that, over TTFT at the least ratio; between the
-    measured ratios it is interpolated. None where the least ratio is chosen, or the ratios do not reach."""
+    """TTFT on the swept device at the controller's ratio and at twice that, over TTFT at the least ratio; and the ratio
+    at which it exceeds that by `HIDDEN`. Between the measured ratios it is interpolated; None where the least ratio is
+    chosen, or the measured ones do not reach."""
     config = times.config
-    ratios = sorted(config.ratios)
+    ratios = [ratio for ratio in sorted(config.ratios) if ratio >= config.ratio]
     rows = [times.of(device_name(config.swept), cell(BLEND, ratio)) for ratio in ratios]
+    curves = {number: [row[number] / rows[0][number] for row in rows] for number in rows[0]}
 
     def at(ratio: float) -> dict | None:
-        if not config.ratio < ratio <= ratios[-1]:
-            return None
-        found = {number: float(np.interp(ratio, ratios, [row[number] for row in rows])) for number in rows[0]}
-        return over(found, times.of(device_name(config.swept), times.blend))
+        inside = config.ratio < ratio <= ratios[-1]
+        return median_iqr([np.interp(ratio, ratios, curve) for curve in curves.values()]) if inside else None
 
-    return {"ratio": chosen, "chosen_over_least": at(chosen), "twice_over_least": at(2 * chosen)}
+    return {
+        "ratio": chosen,
+        "chosen_over_least": at(chosen),
+        "twice_over_least": at(2 * chosen),
+        "measured_ratio": median_iqr([np.interp(1 + HIDDEN, curve, ratios) for curve in curves.values()]),
+    }
 
 
 def _cheapest(times: Times) -> dict:

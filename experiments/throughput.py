@@ -46,7 +46,7 @@ class Config(RagConfig):
     `batch_length` tokens, `rounds` times, with `output` tokens decoded.
     """
 
-    n: int = 30
+    n: int = 24
     top: int = 6
     skip: float = 1 / 6
     ratio: float = 0.15
@@ -55,14 +55,14 @@ class Config(RagConfig):
     simulated: int = 2000
     seeds: int = 10
     live: tuple[str, ...] = ("full", "cacheblend-paper")
-    live_seconds: float = 75.0
+    live_seconds: float = 60.0
     live_load: float = 0.7
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     batch_length: int = 512
     chunk: int = 128
     prefix: int = 32
     fresh: int = 32
-    rounds: int = 5
+    rounds: int = 4
     output: int = 16
 
     def __post_init__(self):

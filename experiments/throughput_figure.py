@@ -8,15 +8,22 @@ import seaborn as sns
 
 from experiments.figures import PALETTE, STYLE, around, read_summary, save, where
 
+LABELS = {
+    "full": "full prefill",
+    "prefix": "prefix cache",
+    "full-reuse": "full reuse",
+    "cacheblend-paper": "CacheBlend",
+}
+
 
 def throughput_figure(folder: Path) -> None:
     summary = read_summary(folder)
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
-    figure, axes = plt.subplots(1, 4, figsize=(18, 4.6), layout="constrained", width_ratios=(1.5, 1, 1, 1))
-    _load(axes[0], summary)
-    _throughput(axes[1], summary)
-    _batch_times(axes[2], summary["batches"]["sizes"])
-    _batch_speedups(axes[3], summary["batches"]["sizes"])
+    figure, axes = plt.subplots(2, 2, figsize=(12, 8.4), layout="constrained")
+    _load(axes[0][0], summary)
+    _throughput(axes[0][1], summary)
+    _batch_times(axes[1][0], summary["batches"]["sizes"])
+    _batch_speedups(axes[1][1], summary["batches"]["sizes"])
     figure.suptitle(f"{where(folder)}: many requests")
     save(figure, folder)
 
@@ -24,11 +31,11 @@ def throughput_figure(folder: Path) -> None:
 def _load(axis, summary: dict) -> None:
     """Mean TTFT against the arrival rate: simulated lines, live points."""
     for name, curve in summary["curves"].items():
-        label, colour, marker = STYLE[name]
+        _, colour, marker = STYLE[name]
         rates = [float(load) * summary["capacity"] for load in curve]
         bars = np.hstack([around(c, "mean") for c in curve.values()])
         means = [c["mean"] for c in curve.values()]
-        axis.errorbar(rates, means, yerr=bars, label=label, color=colour, marker=marker, markersize=4)
+        axis.errorbar(rates, means, yerr=bars, label=LABELS[name], color=colour, marker=marker, markersize=4)
         if name in summary["live"]:
             found = summary["live"][name]
             axis.errorbar(
@@ -59,8 +66,7 @@ def _throughput(axis, summary: dict) -> None:
         axis.errorbar(found["mean"], y, xerr=around(found, "mean"), color="black", capsize=3)
         times = found["mean"] / summary["throughput"]["full"]["mean"]
         axis.annotate(f" {times:.1f}×", (found["high"], y), va="center")
-    names = [STYLE[name][0].replace(", ", ",\n") for name in summary["throughput"]]
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(summary["throughput"])), [LABELS[name] for name in summary["throughput"]])
     axis.invert_yaxis()
     axis.set_xlim(0, 1.2 * max(t["high"] for t in summary["throughput"].values()))
     axis.set_xlabel("requests per second (95 % interval)")
@@ -85,7 +91,7 @@ def _batch_times(axis, sizes: dict) -> None:
     axis.set_xlabel("batch size")
     axis.set_ylabel("s for the whole batch (median, quartiles)")
     axis.legend(frameon=False)
-    axis.set_title("Prefill outgrows decoding")
+    axis.set_title("A batch of prompts of equal length")
 
 
 def _batch_speedups(axis, sizes: dict) -> None:
@@ -106,5 +112,5 @@ def _batch_speedups(axis, sizes: dict) -> None:
     axis.set_ylim(0)
     axis.set_xlabel("batch size")
     axis.set_ylabel("speed-up of blends (median, quartiles)")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(frameon=False, fontsize=9, loc="upper left")
     axis.set_title("Blends against batched full prefill")
