@@ -1,12 +1,13 @@
-"""One prompt of a given length in chunks of equal length: what the experiments on time and memory prefill."""
+"""Settings of the experiments on time and memory: prompts of given lengths in chunks of equal length."""
 
 from dataclasses import dataclass
 
 from experiments.common import RagConfig, require_dtypes, require_positive
+from experiments.running_text import running_prompt
 from replication.data import Loaded
 from replication.errors import ReplicationError
 from replication.model import Model
-from replication.prompt import ChunkedPrompt, chain, passage_text
+from replication.prompt import ChunkedPrompt
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,5 @@ class FixedLengthConfig(RagConfig):
                 f"every length must exceed the {self.prefix + self.fresh} tokens of prefix and question"
             )
 
-
-def fixed_prompt(config: FixedLengthConfig, model: Model, loaded: Loaded, length: int) -> ChunkedPrompt:
-    """Running text of the data set, cut into the prefix, chunks of equal length (the last may be shorter), and the
-    question."""
-    text = "".join(passage_text(p) for e in loaded.examples for p in e.passages)
-    if length > model.context_length:
-        raise ReplicationError(f"{length} tokens exceed the model's context of {model.context_length}: set lengths")
-    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) < length:
-        raise ReplicationError(f"{config.n} examples give {len(ids)} tokens, {length} are needed: raise n")
-    stop = length - config.fresh
-    spans = [(at, min(at + config.chunk, stop)) for at in range(config.prefix, stop, config.chunk)]
-    passages = [("passage", ids[a:b]) for a, b in spans]
-    return chain([("prefix", ids[: config.prefix]), *passages, ("question", ids[stop:length])])
+    def prompt(self, model: Model, loaded: Loaded, length: int) -> ChunkedPrompt:
+        return running_prompt(model, loaded, length, self.chunk, self.prefix, self.fresh)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.common import identify
 from experiments.figures import memory_figure
-from experiments.fixed_length import FixedLengthConfig, fixed_prompt
+from experiments.fixed_length import FixedLengthConfig
 from replication.data import load
 from replication.measure import Request
 from replication.memory import peak_bytes, resident_bytes
@@ -46,7 +46,7 @@ def measure(config: Config, dtype: str, length: int) -> tuple[dict, dict]:
     """
     loaded = load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
     model = load_model(config.model, dtype, config.device)
-    prompt = fixed_prompt(config, model, loaded, length)
+    prompt = config.prompt(model, loaded, length)
     fresh = resident_bytes(model.device)
     prefill = Request(model, prompt).prefill(METHOD, config.ratio)
     kv = sum(layer.keys.nbytes + layer.values.nbytes for layer in prefill.cache.layers)

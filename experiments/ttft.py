@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from experiments.common import identify, require_positive
 from experiments.figures import ttft_figure
-from experiments.fixed_length import FixedLengthConfig, fixed_prompt
+from experiments.fixed_length import FixedLengthConfig
 from replication.data import load
 from replication.measure import BASELINE, Request, cell, timed_round
 from replication.methods import METHODS, make_method
@@ -45,7 +45,7 @@ def run(config: Config, folder: RunFolder) -> None:
     for dtype in config.dtypes:
         model = load_model(config.model, dtype, config.device)
         identify(folder, {"kind": f"inputs {dtype}", "model": model.weights, "data": loaded.provenance})
-        for prompt in [fixed_prompt(config, model, loaded, length) for length in config.lengths]:
+        for prompt in [config.prompt(model, loaded, length) for length in config.lengths]:
             # it is the last record of a place
             if ("build", dtype, len(prompt)) not in folder.done(("kind", "dtype", "length")):
                 _measure(config, folder, model, dtype, prompt)

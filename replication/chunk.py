@@ -28,6 +28,10 @@ class ChunkKV:
         """Bytes of all K and V tensors."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one layer."""
+        return self.keys[index], self.values[index]
+
 
 @torch.inference_mode()
 def prefill_chunk(model: Model, ids: tuple[int, ...], context: tuple[int, ...] = ()) -> ChunkKV:

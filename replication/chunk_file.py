@@ -1,6 +1,7 @@
-"""The name of a stored chunk, and its bytes as a safetensors file with a checksum.
+"""The name of a stored chunk, and its bytes as a safetensors file with checksums.
 
-Each layer's K and V are tensors of their own, so that `safetensors.safe_open` can read one layer at a time.
+Each layer's K and V are tensors of their own, layer after layer, each with its own checksum: a reader can fetch one
+layer and know that it is sound without reading the others.
 """
 
 import hashlib
@@ -8,6 +9,7 @@ import json
 import operator
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import safetensors.torch
 import torch
@@ -15,10 +17,11 @@ import torch
 from replication.chunk import ChunkKV
 
 # Part of every key and file: raise it when the meaning of either changes, and old entries become misses.
-FORMAT = "chunk-kv/1"
+FORMAT = "chunk-kv/2"
 
 _DIGEST_MARK = b'"sha256":"'
 _NO_DIGEST = b"0" * 64
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def _pack(numbers: Iterable[int]) -> bytes:
@@ -45,15 +48,15 @@ def chunk_key(
 
 
 def encode(key: str, chunk: ChunkKV) -> bytearray:
-    """The chunk as a safetensors file: tensors key.0, value.0, key.1, ..., and the rest as metadata.
+    """The chunk as a safetensors file: tensors 0000.key, 0000.value, 0001.key, ..., and the rest as metadata.
 
-    A sha256 of the whole file, taken with zeros in its own place, stands in the metadata.
+    The metadata holds a sha256 of every tensor's bytes, and one of the header itself, taken with zeros in its place.
     """
     tensors = {}
     for layer, (keys, values) in enumerate(zip(chunk.keys, chunk.values, strict=True)):
-        # Copies, because safetensors refuses views and tensors that share memory.
-        tensors[f"key.{layer}"] = keys.detach().cpu().clone(memory_format=torch.contiguous_format)
-        tensors[f"value.{layer}"] = values.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in zip(_names(layer), (keys, values), strict=True):
+            # Copies, because safetensors refuses views and tensors that share memory.
+            tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     metadata = {
         "format": FORMAT,
         "key": key,
@@ -61,32 +64,107 @@ def encode(key: str, chunk: ChunkKV) -> bytearray:
         "start": str(chunk.start),
         "ids": json.dumps([int(token) for token in chunk.ids]),
         "context": json.dumps([int(token) for token in chunk.context]),
+        "tensors": json.dumps({name: _sha256(raw_bytes(tensor)) for name, tensor in tensors.items()}),
         "sha256": _NO_DIGEST.decode(),
     }
     data = bytearray(safetensors.torch.save(tensors, metadata))
     at = data.index(_DIGEST_MARK) + len(_DIGEST_MARK)
-    data[at : at + 64] = hashlib.sha256(data).hexdigest().encode()
+    data[at : at + 64] = _sha256(memoryview(data)[: header_bytes(data)]).encode()
     return data
 
 
 def decode(key: str, data: bytes) -> ChunkKV:
     """Reverses `encode`. Some exception, most often ValueError, if `data` is not what it wrote for this key."""
-    at = data.index(_DIGEST_MARK) + len(_DIGEST_MARK)
-    view = memoryview(data)
-    digest = hashlib.sha256(view[:at])
-    digest.update(_NO_DIGEST)
-    digest.update(view[at + 64 :])
-    if digest.hexdigest().encode() != data[at : at + 64]:
-        raise ValueError("its checksum does not match its content")
-    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    if (metadata["format"], metadata["key"]) != (FORMAT, key):
-        raise ValueError("it belongs to another key or format")
-    tensors = safetensors.torch.load(data)
-    layers = range(int(metadata["layers"]))
-    return ChunkKV(
-        ids=tuple(json.loads(metadata["ids"])),
-        start=int(metadata["start"]),
-        keys=[tensors[f"key.{layer}"] for layer in layers],
-        values=[tensors[f"value.{layer}"] for layer in layers],
-        context=tuple(json.loads(metadata["context"])),
-    )
+    header = Header.read(key, data[: header_bytes(data)])
+    if len(data) != header.nbytes:
+        raise ValueError("it is longer or shorter than its header says")
+    layers = []
+    for layer in range(header.layers):
+        spans = header.layer(layer)
+        tensors = [span.empty() for span in spans]
+        for span, tensor in zip(spans, tensors, strict=True):
+            raw_bytes(tensor)[:] = data[span.start : span.stop]
+            span.check(tensor)
+        layers.append(tensors)
+    keys, values = ([pair[kind] for pair in layers] for kind in (0, 1))
+    return ChunkKV(header.ids, header.start, keys, values, header.context)
+
+
+def header_bytes(data: bytes) -> int:
+    """Length of the header, of which `data` holds the first 8 bytes or more."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, to read or to fill."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one tensor stands in the file: bytes start..stop-1, with this checksum."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    sha256: str
+
+    def empty(self) -> torch.Tensor:
+        """A tensor for its bytes to be read into."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """ValueError unless `tensor` holds the bytes that were written."""
+        if _sha256(raw_bytes(tensor)) != self.sha256:
+            raise ValueError("a tensor's checksum does not match its content")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a chunk file says before its tensors. ids, start, context: as in ChunkKV. nbytes: of the whole file."""
+
+    ids: tuple[int, ...]
+    start: int
+    context: tuple[int, ...]
+    layers: int
+    nbytes: int
+    spans: dict[str, Span]
+
+    @classmethod
+    def read(cls, key: str, head: bytes) -> "Header":
+        """Some exception, most often ValueError, if `head` is not the header that `encode` wrote for this key."""
+        at = head.index(_DIGEST_MARK) + len(_DIGEST_MARK)
+        if _sha256(head[:at] + _NO_DIGEST + head[at + 64 :]).encode() != head[at : at + 64]:
+            raise ValueError("its checksum does not match its header")
+        entries = json.loads(head[8:])
+        metadata = entries.pop("__metadata__")
+        if (metadata["format"], metadata["key"]) != (FORMAT, key):
+            raise ValueError("it belongs to another key or format")
+        digests = json.loads(metadata["tensors"])
+        spans = {}
+        for name, entry in entries.items():
+            start, stop = (len(head) + offset for offset in entry["data_offsets"])
+            spans[name] = Span(_DTYPES[entry["dtype"]], tuple(entry["shape"]), start, stop, digests[name])
+        return cls(
+            ids=tuple(json.loads(metadata["ids"])),
+            start=int(metadata["start"]),
+            context=tuple(json.loads(metadata["context"])),
+            layers=int(metadata["layers"]),
+            nbytes=max((span.stop for span in spans.values()), default=len(head)),
+            spans=spans,
+        )
+
+    def layer(self, index: int) -> tuple[Span, Span]:
+        """Where K and V of a layer stand."""
+        key, value = _names(index)
+        return self.spans[key], self.spans[value]
+
+
+def _names(layer: int) -> tuple[str, str]:
+    # safetensors orders tensors by name, so this is also their order in the file
+    return f"{layer:04d}.key", f"{layer:04d}.value"
+
+
+def _sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()

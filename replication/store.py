@@ -130,16 +130,25 @@ class DirectoryStore(ChunkStore):
         file = self._file(key)
         chunk = None
         try:
-            chunk = decode(key, file.read_bytes())
+            chunk = self._read(key, file)
             self._touch(file)
         except OSError:  # not there, or not readable now, which says nothing about its content
             pass
         except Exception as error:  # whatever is wrong with the content, the chunk can be built again
-            _LOG.warning("dropped the damaged entry %s: %s", file.name, error)
-            with suppress(OSError):
-                file.unlink()
+            self.drop_damaged(key, error)
         self._count(chunk is not None)
         return chunk
+
+    def _read(self, key: str, file: Path) -> ChunkKV:
+        """The chunk in a file; OSError if that cannot be read, another exception if its content is wrong."""
+        return decode(key, file.read_bytes())
+
+    def drop_damaged(self, key: str, reason: Exception) -> None:
+        """Deletes an entry whose content is wrong."""
+        file = self._file(key)
+        _LOG.warning("dropped the damaged entry %s: %s", file.name, reason)
+        with suppress(OSError):
+            file.unlink()
 
     def put(self, key: str, chunk: ChunkKV) -> None:
         """As ChunkStore.put; ReplicationError also when the disk is full, and then nothing is stored."""

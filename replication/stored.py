@@ -51,7 +51,7 @@ class StoredKV:
         """K and V [1, kv heads, tokens, head dim] of one layer; rows that no piece covers hold no data."""
         begun = time.perf_counter()
         # each is asked for once, since a chunk may make its tensors when asked
-        parts = [(p.target, p.stop, p.chunk.keys[index], p.chunk.values[index]) for p in self.pieces]
+        parts = [(p.target, p.stop, *p.chunk.layer(index)) for p in self.pieces]
         keys, values = (
             like.new_empty((1, like.shape[0], len(self.ids), like.shape[2]), device=self.model.device)
             for like in parts[0][2:]
