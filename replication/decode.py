@@ -1,6 +1,7 @@
 """Going on from a prefill: teacher-forced answers and greedy generation."""
 
 import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from replication.fuse import Prefill
 from replication.model import Model
@@ -34,3 +35,14 @@ def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_ne
     ids = model.tensor((*prompt_ids, first))
     output = model.lm.generate(ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options)
     return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)
+
+
+class FirstLine(StoppingCriteria):
+    """Ends a generation with its first line that is not blank, for answers of one line; `start`: where it begins."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, start: int):
+        self.tokenizer, self.start = tokenizer, start
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.start :], skip_special_tokens=True)
+        return torch.tensor(["\n" in text.lstrip() for text in texts], device=input_ids.device)
