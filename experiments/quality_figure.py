@@ -13,6 +13,11 @@ from experiments.sweeps import SWEEPS
 NAMES = {"f1": "F1 of the answer", "rouge_l": "Rouge-L of the summary"}
 KL = "KL to full prefill at first answer token, nats"
 LOSS = "NLL of the gold answer minus full prefill's,\nnats per token"
+TITLES = (
+    "Distance from full prefill (lower is better)",
+    "Likelihood lost (lower is better)",
+    "Answers (higher is better)",
+)
 
 
 def sweep_figure(folder: Path) -> None:
@@ -21,18 +26,22 @@ def sweep_figure(folder: Path) -> None:
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, axes = plt.subplots(2, 2, figsize=(11.5, 8.6), layout="constrained")
     series = _series(summary)
-    for axis, read, label in zip(axes.flat, (_kl, _nll_loss, _first(summary["task"])), (KL, LOSS, ""), strict=False):
+    for axis, read, label in zip(axes.flat, (_kl, _nll_loss, _first(summary["metric"])), (KL, LOSS, ""), strict=False):
         for name, points in series.items():
-            _draw(axis, name, [(x, read(place, cell)) for x, place, cell in points], len(series))
-        axis.set_ylabel(label or f"{NAMES[summary['task']]} (0 to 1)")
+            _draw(axis, name, [(x, read(place, cell)) for x, place, cell in points])
+        axis.set_ylabel(label or f"{NAMES[summary['metric']]} (0 to 1)")
         axis.set_xlabel(SWEEPS[summary["sweep"]].axis)
-    axes[0][1].axhline(LIMITS["nll"], color="grey", linestyle=":", linewidth=1)
+    limit = f"likelihood loss of {LIMITS['nll']} nats"
+    axes[0][1].axhline(LIMITS["nll"], color="grey", linestyle=":", linewidth=1.2, label=limit)
     _answers(axes[1][0], summary)
-    _fourth(axes[1][1], summary)
+    fourth = _fourth(axes[1][1], summary)
+    for axis, title in zip(axes.flat, (*TITLES, fourth), strict=True):
+        axis.set_title(title)
     for axis in axes.flat[:3]:
         _ticks(axis, summary)
-    handles = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
-    handles |= dict(zip(*reversed(axes[1][0].get_legend_handles_labels()), strict=True))
+    handles = {}
+    for axis in axes.flat:
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(f"{where(folder)} (n = {summary['n']}; mean, 95 % interval)")
     save(figure, folder)
@@ -43,7 +52,8 @@ def _series(summary: dict) -> dict[str, list[tuple]]:
     places = summary.get("places") or {"": summary}
     cells = next(iter(places.values()))["cells"]
     if "places" in summary:
-        chosen = {c.partition("@")[0]: c for c in cells if c.partition("@")[2] in ("", "15")}
+        percents = ("", f"{100 * summary['ratio']:g}")
+        chosen = {c.partition("@")[0]: c for c in cells if c.partition("@")[2] in percents}
         return {m: [(float(x), p, c) for x, p in places.items()] for m, c in chosen.items() if m != "no-context"}
     found: dict[str, list[tuple]] = {}
     for cell in cells:
@@ -65,7 +75,7 @@ def _first(metric: str):
     return lambda place, cell: place["cells"][cell].get(metric)
 
 
-def _draw(axis, name: str, points: list[tuple], count: int) -> None:
+def _draw(axis, name: str, points: list[tuple]) -> None:
     """A line over the values; a method without a ratio is a level in the ratio sweep."""
     label, colour, marker = STYLE.get(name, (name, PALETTE[6], "x"))
     points = [(x, estimate) for x, estimate in points if estimate]
@@ -101,7 +111,7 @@ def _ticks(axis, summary: dict) -> None:
 def _answers(axis, summary: dict) -> None:
     """What the gate says, and how many questions can be answered at all."""
     places = summary.get("places") or {"": summary}
-    metric = summary["task"]
+    metric = summary["metric"]
     closed = [x for x, place in places.items() if not place["gate"]["open"][metric]]
     if len(closed) == len(places):
         note = "not reported: full prefill does not beat\nno passages with certainty"
@@ -112,35 +122,41 @@ def _answers(axis, summary: dict) -> None:
         axis.axhspan(full - MARGIN, full + MARGIN, color="grey", alpha=0.2, label=f"full prefill ± {MARGIN}")
     elif summary["sweep"] == "retrieval" and metric == "f1":
         shares = [(float(x), place["answerable"]["share"]["mean"]) for x, place in places.items()]
-        axis.plot(*zip(*shares, strict=True), color="grey", linestyle=":", label="share with the answer retrieved")
+        axis.plot(*zip(*shares, strict=True), color="grey", linestyle="-.", label="share with the answer retrieved")
 
 
-def _fourth(axis, summary: dict) -> None:
-    """The ratio that each value needs; for orders, how far they move an example; for ratios, times."""
+def _fourth(axis, summary: dict) -> str:
+    """The ratio that each value needs; for orders, how far they move an example; for ratios, times. Returns a title."""
     if summary["sweep"] == "order":
         _bars(axis, {name: found["nll"] for name, found in summary["spread"].items()}, "mean")
         axis.set_xlabel("standard deviation of NLL over orders,\nnats per token")
-    elif "places" in summary:
+        return "How far the order moves an answer"
+    if "places" in summary:
         _needed(axis, summary)
-    else:
-        timed = {name: cell["speedup"] for name, cell in summary["cells"].items() if "speedup" in cell}
-        _bars(axis, timed, "median")
-        axis.set_xlabel("TTFT speed-up over transformers' full prefill\n(median, quartiles)")
+        return "What CacheBlend must recompute"
+    timed = {name: cell["speedup"] for name, cell in summary["cells"].items() if "speedup" in cell}
+    _bars(axis, timed, "median")
+    axis.set_xlabel("TTFT speed-up over transformers' full prefill\n(median, quartiles)")
+    return "Time"
 
 
 def _needed(axis, summary: dict) -> None:
     places = summary["places"]
     values = [float(x) for x in places]
-    labels = {"nll": f"NLL loss ≤ {LIMITS['nll']} nats", "first": f"{NAMES[summary['task']]}: loss ≤ {LIMITS['first']}"}
-    for shift, (name, label) in enumerate(labels.items()):
+    answer = NAMES[summary["metric"]].partition(" ")[0]
+    marks = {
+        "nll": ("black", "o", f"ratio for NLL loss ≤ {LIMITS['nll']} nats"),
+        "first": ("grey", "s", f"ratio for {answer} loss ≤ {LIMITS['first']}"),
+    }
+    for shift, (name, (colour, marker, label)) in enumerate(marks.items()):
         found = [(k, place["needed"][name]) for k, place in enumerate(places.values()) if place["needed"][name]]
         if found:
             axis.errorbar(
                 [k + 0.12 * shift for k, _ in found],
                 [100 * e["value"] for _, e in found],
                 yerr=np.hstack([100 * around(e, "value") for _, e in found]),
-                color=PALETTE[shift],
-                marker="o",
+                color=colour,
+                marker=marker,
                 linestyle="none",
                 capsize=3,
                 label=label,
@@ -148,8 +164,7 @@ def _needed(axis, summary: dict) -> None:
     axis.set_xticks(range(len(values)), [f"{v:g}" for v in values])
     axis.set_ylim(-5, 105)
     axis.set_xlabel(SWEEPS[summary["sweep"]].axis)
-    axis.set_ylabel("least ratio of CacheBlend that suffices, %")
-    axis.legend(frameon=False, fontsize=9)
+    axis.set_ylabel("least ratio that suffices, %")
 
 
 def _bars(axis, found: dict[str, dict], centre: str) -> None:

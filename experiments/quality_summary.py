@@ -24,7 +24,7 @@ def summary(records: list[dict], config) -> dict:
     In the ratio sweep there is one place, which is the summary itself.
     """
     places = {value: _Place(at(records, value), config) for value in config.prompt_values}
-    head = {"n": config.n, "sweep": config.sweep, "task": config.style.task.metrics[0]}
+    head = {"n": config.n, "sweep": config.sweep, "ratio": config.ratio, "metric": config.style.task.metrics[0]}
     if not SWEEPS[config.sweep].prompts:
         return head | next(iter(places.values())).summary()
     found = list(places.values())
