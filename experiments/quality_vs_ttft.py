@@ -23,6 +23,7 @@ FIDELITY = ("kl_first", "kl_answer", "top1", "agreement", "nll")
 ANSWERS = ("f1", "em", "rank")
 HKVD = ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache")
 RIVALS = ("full", "naive", "full-reuse", "shared-prefix", "first-k", "random", "uniform", "lowest", "oracle")
+FIXED = ("full", "prefix", "prefix-same-order", "naive", "full-reuse", "shared-prefix")
 NO_CONTEXT = "no-context"
 GATE = [("full", 0.0), (NO_CONTEXT, 0.0)]
 
@@ -62,7 +63,7 @@ class Config(RagConfig):
 
     def cells(self) -> list[tuple[str, float]]:
         """(method, ratio) of every cell, full prefill first."""
-        fixed = [(name, 0.0) for name, entry in METHODS.items() if not entry.takes_ratio]
+        fixed = [(name, 0.0) for name in FIXED]
         curves = [(name, ratio) for name in self.curves for ratio in self.ratios]
         return fixed + curves + [(name, ratio) for name in self.points for ratio in self.point_ratios]
 
@@ -109,7 +110,7 @@ def _quality_of(config: Config, inputs: Inputs, index: int, cells, answers: bool
 
 def _timing(config: Config, folder: RunFolder, inputs: Inputs) -> None:
     done = folder.done(("kind", "example", "round", "cell"))
-    cells = [c for c in config.cells() if c[0] != "oracle"]
+    cells = [c for c in config.cells() if not make_method(*c).selector.needs_truth]
     for index in tqdm(range(min(config.timed, config.n)), desc="timing", unit="prompt"):
         example, prompt = inputs.examples[index].id, inputs.prompts[index]
         if all(("timing", example, config.rounds - 1, cell(*c)) in done for c in cells):
