@@ -1,4 +1,5 @@
-"""Watching attention: how much of it goes from each segment of a prompt to each other one, and to chunk heads."""
+"""Watching attention: how much of it goes from each segment of a prompt to each other one, to chunk heads, and from the
+last tokens to the context."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,13 @@ def _attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if attention_mask is None else attention_mask
-    weights = scores.masked_fill(~allowed.to(scores.device), float("-inf")).softmax(-1)
+    if attention_mask is None:
+        attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, float("-inf"))
+    else:  # additive, as fused prefill makes it
+        scores = scores + attention_mask
+    weights = scores.softmax(-1)
     _watchers[-1](weights[0])
     return (weights @ value).transpose(1, 2).contiguous(), None
 
@@ -72,3 +78,23 @@ class AttentionFlow:
             "to_heads": (self._to_heads / self.layers).tolist(),
             "from_question": (self._from_question / self.layers).tolist(),
         }
+
+
+class ForwardAttention:
+    """Forward attention matrices (paper table 1; A-03), collected while `watched`: attention that the last `last` tokens
+    of a prompt of `tokens` tokens pay to its first `context` tokens, per layer [heads, last, context].
+
+    A layer may compute its rows in parts, each over the keys up to its last row.
+    """
+
+    def __init__(self, tokens: int, context: int, last: int):
+        self.tokens, self.context, self.last = tokens, context, last
+        self.layers: list[torch.Tensor] = []
+        self._parts: list[torch.Tensor] = []
+
+    def __call__(self, weights: torch.Tensor) -> None:
+        missing = self.tokens - weights.shape[-1]
+        self._parts.append(torch.nn.functional.pad(weights[:, -self.last :], (0, missing)))
+        if not missing:
+            self.layers.append(torch.cat(self._parts, 1)[:, -self.last :, : self.context])
+            self._parts = []

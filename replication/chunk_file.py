@@ -8,11 +8,13 @@ import json
 import operator
 import struct
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import safetensors.torch
 import torch
 
 from replication.chunk import ChunkKV
+from replication.context_impact import Attended
 
 # Part of every key and file: raise it when the meaning of either changes, and old entries become misses.
 FORMAT = "chunk-kv/1"
@@ -61,6 +63,7 @@ def encode(key: str, chunk: ChunkKV) -> bytearray:
         "start": str(chunk.start),
         "ids": json.dumps([int(token) for token in chunk.ids]),
         "context": json.dumps([int(token) for token in chunk.context]),
+        "attended": json.dumps(chunk.attended and asdict(chunk.attended)),
         "sha256": _NO_DIGEST.decode(),
     }
     data = bytearray(safetensors.torch.save(tensors, metadata))
@@ -89,4 +92,12 @@ def decode(key: str, data: bytes) -> ChunkKV:
         keys=[tensors[f"key.{layer}"] for layer in layers],
         values=[tensors[f"value.{layer}"] for layer in layers],
         context=tuple(json.loads(metadata["context"])),
+        attended=_attended(json.loads(metadata.get("attended", "null"))),
     )
+
+
+def _attended(fields: dict | None) -> Attended | None:
+    if fields is None:
+        return None
+    spans = tuple((start, stop) for start, stop in fields["spans"])
+    return Attended(spans, tuple(fields["inter"]), fields["intra"], tuple(fields["tokens"]))

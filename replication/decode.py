@@ -15,7 +15,8 @@ def answer_logprobs(model: Model, prefill: Prefill, ids: tuple[int, ...]) -> tor
     """
     logits = prefill.logits[None]
     if len(ids) > 1:
-        output = model.lm(input_ids=model.tensor(ids[:-1]), cache=prefill.cache, use_cache=True)
+        with prefill.attending():
+            output = model.lm(input_ids=model.tensor(ids[:-1]), cache=prefill.cache, use_cache=True)
         logits = torch.cat([logits, output.logits[0]])
         prefill.cache.crop(1 - len(ids))
     return logits.float().log_softmax(-1)
@@ -33,7 +34,9 @@ def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_ne
     if first == model.tokenizer.eos_token_id:
         return ""
     ids = model.tensor((*prompt_ids, first))
-    output = model.lm.generate(ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options)
+    options = {"max_new_tokens": max_new_tokens - 1, "do_sample": False, **options}
+    with prefill.attending():
+        output = model.lm.generate(ids, cache=prefill.cache, **options)
     return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)
 
 
