@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from replication.data import RagExample, load
+from replication.data import DATASETS, RagExample, load
 from replication.errors import ReplicationError
 from replication.model import DTYPES, Model, load_model
 from replication.prompt import ChunkedPrompt, PromptFormat, build_prompt
@@ -32,7 +32,7 @@ class RagConfig:
 
     @property
     def style(self) -> PromptFormat:
-        return PromptFormat(self.template, self.separator, self.bos)
+        return PromptFormat(self.template, self.separator, self.bos, DATASETS[self.dataset].task)
 
 
 @dataclass(frozen=True)

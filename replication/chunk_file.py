@@ -9,12 +9,13 @@ import json
 import operator
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import safetensors.torch
 import torch
 
 from replication.chunk import ChunkKV
+from replication.context_impact import Attended
 
 # Part of every key and file: raise it when the meaning of either changes, and old entries become misses.
 FORMAT = "chunk-kv/2"
@@ -64,6 +65,7 @@ def encode(key: str, chunk: ChunkKV) -> bytearray:
         "start": str(chunk.start),
         "ids": json.dumps([int(token) for token in chunk.ids]),
         "context": json.dumps([int(token) for token in chunk.context]),
+        "attended": json.dumps(chunk.attended and asdict(chunk.attended)),
         "tensors": json.dumps({name: _sha256(raw_bytes(tensor)) for name, tensor in tensors.items()}),
         "sha256": _NO_DIGEST.decode(),
     }
@@ -87,7 +89,7 @@ def decode(key: str, data: bytes) -> ChunkKV:
             span.check(tensor)
         layers.append(tensors)
     keys, values = ([pair[kind] for pair in layers] for kind in (0, 1))
-    return ChunkKV(header.ids, header.start, keys, values, header.context)
+    return ChunkKV(header.ids, header.start, keys, values, header.context, header.attended)
 
 
 def header_bytes(data: bytes) -> int:
@@ -122,11 +124,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Header:
-    """What a chunk file says before its tensors. ids, start, context: as in ChunkKV. nbytes: of the whole file."""
+    """What a chunk file says before its tensors. ids, start, context, attended: as in ChunkKV. nbytes: of the file."""
 
     ids: tuple[int, ...]
     start: int
     context: tuple[int, ...]
+    attended: Attended | None
     layers: int
     nbytes: int
     spans: dict[str, Span]
@@ -150,6 +153,7 @@ class Header:
             ids=tuple(json.loads(metadata["ids"])),
             start=int(metadata["start"]),
             context=tuple(json.loads(metadata["context"])),
+            attended=_attended(json.loads(metadata["attended"])),
             layers=int(metadata["layers"]),
             nbytes=max((span.stop for span in spans.values()), default=len(head)),
             spans=spans,
@@ -159,6 +163,13 @@ class Header:
         """Where K and V of a layer stand."""
         key, value = _names(index)
         return self.spans[key], self.spans[value]
+
+
+def _attended(fields: dict | None) -> Attended | None:
+    if fields is None:
+        return None
+    spans = tuple((start, stop) for start, stop in fields["spans"])
+    return Attended(spans, tuple(fields["inter"]), fields["intra"], tuple(fields["tokens"]))
 
 
 def _names(layer: int) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import operator
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ Term = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Claim:
-    """terms: the criterion, all of which must hold; fixed: when it was; where: `model` or `dataset` it is about."""
+    """terms: the criterion, all of which must hold; fixed: when it was; where: patterns (as of shell file
+    names) of the `model` or `dataset` it is about."""
 
     id: str
     row: str
@@ -161,7 +163,7 @@ def _outcomes(claim: Claim, root: Path) -> list[Outcome]:
     outcomes = []
     for file in sorted(root.glob(f"*/{claim.experiment}/*/summary.json")):
         place = {"model": file.parts[-4], "dataset": file.parts[-2]}
-        if all(place[key] == wanted for key, wanted in claim.where.items()):
+        if all(fnmatch(place[key], pattern) for key, pattern in claim.where.items()):
             estimate = _estimate(read_json(file), claim)
             outcomes.append(Outcome(file.parent, **place, estimate=estimate, passed=_judged(claim.terms, estimate)))
     return outcomes

@@ -1,6 +1,7 @@
 """Going on from a prefill: teacher-forced answers and greedy generation."""
 
 import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from replication.fuse import Prefill
 from replication.model import Model
@@ -14,7 +15,8 @@ def answer_logprobs(model: Model, prefill: Prefill, ids: tuple[int, ...]) -> tor
     """
     logits = prefill.logits[None]
     if len(ids) > 1:
-        output = model.lm(input_ids=model.tensor(ids[:-1]), cache=prefill.cache, use_cache=True)
+        with prefill.attending():
+            output = model.lm(input_ids=model.tensor(ids[:-1]), cache=prefill.cache, use_cache=True)
         logits = torch.cat([logits, output.logits[0]])
         prefill.cache.crop(1 - len(ids))
     return logits.float().log_softmax(-1)
@@ -32,5 +34,18 @@ def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_ne
     if first == model.tokenizer.eos_token_id:
         return ""
     ids = model.tensor((*prompt_ids, first))
-    output = model.lm.generate(ids, cache=prefill.cache, max_new_tokens=max_new_tokens - 1, do_sample=False, **options)
+    options = {"max_new_tokens": max_new_tokens - 1, "do_sample": False, **options}
+    with prefill.attending():
+        output = model.lm.generate(ids, cache=prefill.cache, **options)
     return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)
+
+
+class FirstLine(StoppingCriteria):
+    """Ends a generation with its first line that is not blank, for answers of one line; `start`: where it begins."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, start: int):
+        self.tokenizer, self.start = tokenizer, start
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.start :], skip_special_tokens=True)
+        return torch.tensor(["\n" in text.lstrip() for text in texts], device=input_ids.device)

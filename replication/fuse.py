@@ -9,8 +9,8 @@ Nothing here knows a model family.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from transformers import Cache, DynamicCache
@@ -27,7 +27,8 @@ from replication.stored import StoredKV
 class Report:
     """rows: tokens computed per layer. attended: keys seen by them per layer, summed. tapped: tokens projected to K
     and V for a choice per layer. selected: stored tokens (prompt indices) recomputed in the last layer. reused: tokens
-    that came from the store. seconds: load and rotate; a method adds lookup, fuse (the rest) and ttft, their sum."""
+    that came from the store. seconds: load and rotate; a method adds lookup, fuse (the rest) and ttft, their sum.
+    scouts: reports of the prefills that a selector needed before it could choose."""
 
     rows: list[int] = field(default_factory=list)
     attended: list[int] = field(default_factory=list)
@@ -35,15 +36,20 @@ class Report:
     selected: list[int] = field(default_factory=list)
     reused: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    scouts: list["Report"] = field(default_factory=list)
 
 
 @dataclass
 class Prefill:
-    """A filled cache, K and V [1, kv heads, tokens, head dim] a layer; the logits [vocabulary] after the last token."""
+    """A filled cache, K and V [1, kv heads, tokens, head dim] a layer; the logits [vocabulary] after the last token.
+
+    attending: the context in which the model goes on from the cache, for a method that changes attention itself.
+    """
 
     cache: DynamicCache
     logits: torch.Tensor
     report: Report
+    attending: Callable[[], AbstractContextManager] = nullcontext
 
 
 class _Tapped(Exception):
@@ -107,8 +113,8 @@ class _Fusion:
             hidden_states = self._narrow(start, hidden_states)
         base, tapped = None, 0
         if index == self.selector.check_layer and self._keep(index):
-            tapped = len(self.rows)
-            base = self._check(index, partial(forward, hidden_states, *args, **self._cut(kwargs)))
+            tapped = len(self.rows) if self.selector.taps else 0
+            base = self._check(index, lambda: forward(hidden_states, *args, **self._cut(kwargs)))
             hidden_states = self._narrow(self.fresh | self.chosen, hidden_states)
         self.cache.compare = bool(self._later(index))
         # all rows are fresh, and no later choice asks what they replace
@@ -134,7 +140,7 @@ class _Fusion:
 
     def _check(self, index: int, layer: Callable) -> KV:
         """Choose from the fresh K and V of all current rows; the layer's stored K and V, fresh ones written back."""
-        fresh, base = self._tap(layer), self.kv.layer(index)
+        fresh, base = self._tap(layer) if self.selector.taps else None, self.kv.layer(index)
         self._choose(index, self._keep(index), fresh, tuple(t.index_select(2, self.rows) for t in base))
         if self.selector.write_back:
             # the chosen rows are written by the layer itself, which first hands out what they replace
@@ -143,14 +149,14 @@ class _Fusion:
                 target.index_copy_(2, self.rows[rest], source[:, :, rest])
         return base
 
-    def _choose(self, index: int, keep: int, fresh: KV, stored: KV) -> None:
+    def _choose(self, index: int, keep: int, fresh: KV | None, stored: KV) -> None:
         """Let the selector pick among the current rows, whose K and V these are, the tokens to go on with."""
         in_play = self.candidates[self.rows].nonzero()[:, 0]
         candidates = self.rows[in_play]
         view = View(
             layer=index,
             candidates=candidates,
-            fresh=tuple(t[0].index_select(1, in_play) for t in fresh),
+            fresh=fresh and tuple(t[0].index_select(1, in_play) for t in fresh),
             stored=tuple(t[0].index_select(1, in_play) for t in stored),
             kv=self.kv,
             truth=self.truth,

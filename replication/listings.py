@@ -18,9 +18,11 @@ def _models() -> dict[str, str]:
 
 
 def _methods() -> dict[str, str]:
+    from replication.mapping import PIPELINES
     from replication.methods import METHODS
 
-    return {name: entry.about for name, entry in METHODS.items()}
+    pipelines = {name: _first_sentence(answer) for name, answer in PIPELINES.items()}
+    return {name: entry.about for name, entry in METHODS.items()} | pipelines
 
 
 def _selectors() -> dict[str, str]:

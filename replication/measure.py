@@ -1,15 +1,16 @@
 """One request under many methods: each has what an earlier request left it, and all answer the same prompt."""
 
+import functools
 import time
 from dataclasses import dataclass, field
 
 import torch
 
 from replication.data.example import RagExample
-from replication.decode import answer_logprobs, generate, sequence_logprob
+from replication.decode import FirstLine, answer_logprobs, generate, sequence_logprob
 from replication.fuse import Prefill, synchronize
 from replication.methods import METHODS, make_method
-from replication.metrics.answers import exact_match, first_line, rank_correct, token_f1
+from replication.metrics.answers import exact_match, first_line, rank_correct, rouge_l, token_f1
 from replication.metrics.cost import ceiling
 from replication.model import Model
 from replication.prompt import ChunkedPrompt, PromptFormat, answer_ids
@@ -81,16 +82,33 @@ def cell(method: str, ratio: float = 0.0) -> str:
     return f"{method}@{100 * ratio:g}" if ratio else method
 
 
-def answer_quality(model: Model, prompt: ChunkedPrompt, prefill: Prefill, example: RagExample, style: PromptFormat):
-    """F1 and exact match of the greedy answer, and whether the gold answer outranks every distractor."""
+def answer_quality(
+    model: Model, prompt: ChunkedPrompt, prefill: Prefill, example: RagExample, style: PromptFormat
+) -> dict[str, float]:
+    """The task's metrics of the greedy answer's first line; rank: whether the gold answer outranks all distractors."""
     scores = {}
-    for answer in (*example.answers, *example.distractors):
-        ids = answer_ids(answer, model.tokenizer, style)
-        scores[answer] = sequence_logprob(answer_logprobs(model, prefill, ids), ids)
-    gold = max(scores[a] for a in example.answers)
-    text = first_line(generate(model, prompt.ids, prefill))
-    return {
-        "f1": token_f1(text, example.answers),
-        "em": exact_match(text, example.answers),
-        "rank": float(rank_correct(gold, [scores[d] for d in example.distractors])),
-    }
+    if "rank" in style.task.metrics:  # first, because generation goes on in the cache
+        scores["rank"] = float(rank_correct(*_likelihoods(model, prefill, example, style)))
+    stop = [FirstLine(model.tokenizer, len(prompt))]
+    text = first_line(generate(model, prompt.ids, prefill, style.task.new_tokens, stopping_criteria=stop))
+    tokens = functools.partial(_token_ids, model)
+    for name, metric in {
+        "f1": token_f1,
+        "f1_tokens": functools.partial(token_f1, split=tokens),
+        "em": exact_match,
+        "rouge_l": rouge_l,
+    }.items():
+        if name in style.task.metrics:
+            scores[name] = metric(text, example.answers)
+    return scores
+
+
+def _likelihoods(model: Model, prefill: Prefill, example: RagExample, style: PromptFormat) -> tuple[float, list[float]]:
+    """Mean log-probability a token of the likeliest gold answer, and of each distractor."""
+    ids = {answer: answer_ids(answer, model.tokenizer, style) for answer in (*example.answers, *example.distractors)}
+    scores = {answer: sequence_logprob(answer_logprobs(model, prefill, found), found) for answer, found in ids.items()}
+    return max(scores[a] for a in example.answers), [scores[d] for d in example.distractors]
+
+
+def _token_ids(model: Model, text: str) -> list[int]:
+    return model.tokenizer(text, add_special_tokens=False)["input_ids"]

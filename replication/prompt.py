@@ -12,35 +12,20 @@ from transformers import PreTrainedTokenizerBase
 
 from replication.data.example import Passage
 from replication.errors import ReplicationError
+from replication.task import QA, Task
 
-INSTRUCTION = "Answer each question from the passages above it, in a few words.\n\n"
-# Invented, so that the shots teach the format and no fact
-SHOTS = (
-    (
-        Passage(
-            "Velmora Lighthouse", "Velmora Lighthouse stands on the cape of Trune. It was lit in 1871 by Ada Kress."
-        ),
-        "Who lit Velmora Lighthouse?",
-        "Ada Kress",
-    ),
-    (
-        Passage("Ostrin Museum", "Ostrin Museum shows clocks and maps. Its founder, Piet Langer, was born in Harwick."),
-        "In which town was the founder of Ostrin Museum born?",
-        "Harwick",
-    ),
-)
-ANSWER_CUE = "Answer:"
 _MARK = "\u241f"
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """template: `plain` (two worked examples) or `chat` (the model's own); separator: text between passages;
-    bos: whether the tokenizer's BOS starts the prompt (None: as the tokenizer itself would)."""
+    """template: `plain` (the task's worked examples) or `chat` (the model's own); separator: text between passages;
+    bos: whether the tokenizer's BOS starts the prompt (None: as the tokenizer itself would); task: what is asked."""
 
     template: str = "plain"
     separator: str = ""
     bos: bool | None = None
+    task: Task = QA
 
 
 @dataclass(frozen=True)
@@ -90,6 +75,15 @@ class ChunkedPrompt:
         parts = [(s.kind, passages[next(places)].ids if s.kind == "passage" else s.ids) for s in self.segments]
         return chain(parts, self.bos)
 
+    def recut(self, length: int) -> "ChunkedPrompt":
+        """The same token ids with everything between prefix and question cut into chunks of `length` tokens (the last
+        one takes the rest), as a splitter of fixed length would cut them."""
+        if length < 1:
+            raise ReplicationError(f"a chunk has at least 1 token, not {length}")
+        middle = [i for s in self.segments if s.kind in ("passage", "separator") for i in s.ids]
+        chunks = [("passage", middle[k : k + length]) for k in range(0, len(middle), length)]
+        return chain([("prefix", self.prefix_ids), *chunks, ("question", self.segments[-1].ids)], self.bos)
+
 
 def chain(parts: Iterable[tuple[str, Sequence[int]]], bos: tuple[int, ...] = ()) -> ChunkedPrompt:
     """A ChunkedPrompt from (kind, ids) pairs; empty parts are left out."""
@@ -101,8 +95,9 @@ def chain(parts: Iterable[tuple[str, Sequence[int]]], bos: tuple[int, ...] = ())
     return ChunkedPrompt(tuple(segments), bos)
 
 
-def passage_text(passage: Passage) -> str:
-    return f"Passage: {passage.title}\n{passage.text}\n\n"
+def passage_text(passage: Passage, task: Task = QA) -> str:
+    head = " ".join(part for part in (task.heading, passage.title) if part)
+    return f"{head}\n{passage.text}\n\n"
 
 
 def build_prompt(
@@ -145,14 +140,14 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
     for index, passage in enumerate(passages):
         if index:
             parts.append(("separator", encode(style.separator)))
-        ids = encode(passage_text(passage), plain=True)
+        ids = encode(passage_text(passage, style.task), plain=True)
         if context_length and len(ids) > context_length:
             raise ReplicationError(
                 f"passage {index + 1} ('{passage.title}') has {len(ids)} tokens, but the model's context is "
                 f"{context_length}: split the passage"
             )
         parts.append(("passage", ids))
-    parts.append(("question", encode(f"Question: {question.strip()}\n", plain=True) + encode(tail)))
+    parts.append(("question", encode(style.task.ask.format(question.strip()), plain=True) + encode(tail)))
     prompt = chain(parts, tuple(bos))
     if context_length and len(prompt) > context_length:
         raise ReplicationError(
@@ -164,14 +159,18 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
 
 def _frame(tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> tuple[str, str]:
     """Text before the first passage, and text after the question."""
+    task = style.task
     if style.template == "plain":
-        shots = "".join(f"{passage_text(p)}Question: {q}\n{ANSWER_CUE} {a}\n\n" for p, q, a in SHOTS)
-        return INSTRUCTION + shots, ANSWER_CUE
+        shots = (
+            f"{passage_text(Passage(title, text), task)}{task.ask.format(question)}{task.cue} {answer}\n\n"
+            for title, text, question, answer in task.shots
+        )
+        return task.instruction + "".join(shots), task.cue
     if style.template != "chat":
         raise ReplicationError(f"unknown template '{style.template}'; known: plain, chat")
     if not tokenizer.chat_template:
         raise ReplicationError("this model has no chat template: use template=plain")
-    message = [{"role": "user", "content": INSTRUCTION + _MARK}]
+    message = [{"role": "user", "content": task.instruction + _MARK}]
     rendered = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     head, tail = rendered.split(_MARK)
     return head, tail

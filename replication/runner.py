@@ -76,7 +76,8 @@ def model_label(model: str) -> str:
 
 
 def result_folder(name: str, config: Config, out: str | Path) -> Path:
-    return Path(out) / model_label(config.model) / name / config.dataset
+    """<out>/<model>/<experiment>/<data set>; a config may have a `place` of its own instead of the data set."""
+    return Path(out) / model_label(config.model) / name / getattr(config, "place", config.dataset)
 
 
 def shown(path: str | Path) -> str:
@@ -113,7 +114,7 @@ def run_profile(
     check_runs(runs, out)
     for number, ((name, config), folder) in enumerate(zip(runs, folders, strict=True), start=1):
         skip = is_finished(folder, config)
-        line = f"[{number}/{len(runs)}] {name} · {model_label(config.model)} · {config.dataset}"
+        line = f"[{number}/{len(runs)}] {name} · {model_label(config.model)} · {folder.name}"
         say(line + " · already done" * skip)
         if not skip:
             run_one(name, config, out)

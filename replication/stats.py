@@ -37,6 +37,54 @@ def paired_difference(a: Sequence[float], b: Sequence[float], seed: int = 0, lev
     return {**mean_ci(difference, seed, level), "p": p}
 
 
+def equivalence(a: Sequence[float], b: Sequence[float], margin: float, alpha: float = 0.05) -> dict:
+    """TOST: are paired a and b the same on average, within `margin` on either side?
+
+    mean, low, high (1 - 2 alpha, by t) and n of a - b; p, the larger of the two one-sided tests' p, below alpha exactly
+    when the interval lies within the margins; power, the chance to show equality at this n and variance if the true
+    difference is 0. decided: whether the data say anything: the interval lies within the margins or outside them.
+    """
+    first, second = _paired(a, b)
+    difference, n = first - second, len(first)
+    if n < 2:
+        nothing = {"p": None, "power": None, "decided": False}
+        return {**_estimate(difference.mean() if n else None, None, None, n), **nothing}
+    mean, error = float(difference.mean()), float(difference.std(ddof=1)) / n**0.5
+    half = float(stats.t.ppf(1 - alpha, n - 1)) * error
+    # without any variance the difference is what it is
+    p = float(stats.t.sf((margin - abs(mean)) / error, n - 1)) if error else float(abs(mean) >= margin)
+    within, outside = abs(mean) + half < margin, abs(mean) - half > margin
+    return {
+        **_estimate(mean, mean - half, mean + half, n),
+        "p": p,
+        "power": equivalence_power(error * n**0.5, n, margin, alpha),
+        "decided": within or outside,
+    }
+
+
+def equivalence_power(deviation: float, n: int, margin: float, alpha: float = 0.05) -> float:
+    """Chance that `equivalence` shows equality with n pairs whose differences have mean 0 and this standard
+    deviation (two noncentral t tests; Phillips 1990)."""
+    if deviation == 0:
+        return 1.0
+    bound, shift = stats.t.ppf(1 - alpha, n - 1), margin * n**0.5 / deviation
+    return max(0.0, 2 * float(stats.nct.sf(bound, n - 1, shift)) - 1)
+
+
+def equivalence_n(deviation: float, margin: float, power: float = 0.8, alpha: float = 0.05) -> int:
+    """The least number of pairs, 2 or more, at which `equivalence_power` reaches `power`."""
+    low, high = 2, 2
+    while equivalence_power(deviation, high, margin, alpha) < power:
+        low, high = high, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        if equivalence_power(deviation, middle, margin, alpha) < power:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def ratio_of_means(a: Sequence[float], b: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
     """mean, low, high, n of mean(a) / mean(b): bootstrap interval over pairs; mean is None when mean(b) is 0."""
     first, second = _paired(a, b)

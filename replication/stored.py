@@ -11,10 +11,16 @@ from replication.model import Model
 
 @dataclass(frozen=True)
 class Piece:
-    """A stored chunk at its place: its first token is token `target` of the prompt."""
+    """A stored chunk at its place: its first token is token `target` of the prompt, its keys are rotated for the
+    positions from `target` on, or from `at` on where that is given (below 0 too: only distances count)."""
 
     chunk: ChunkKV
     target: int
+    at: int | None = None
+
+    @property
+    def position(self) -> int:
+        return self.target if self.at is None else self.at
 
     @property
     def stop(self) -> int:
@@ -40,12 +46,13 @@ class StoredKV:
         for piece in self.pieces:
             self.stored[piece.target : piece.stop] = True
             self.exact[piece.target : piece.stop] = self.is_exact(piece)
-        self._moved = [p for p in self.pieces if self.move and p.chunk.start != p.target]
+        self._moved = [p for p in self.pieces if self.move and p.chunk.start != p.position]
         self._angles = self._angles_of_moves()
 
     def is_exact(self, piece: Piece) -> bool:
         """Whether full prefill would compute the very same KV: same position, and all earlier tokens attended."""
-        return piece.chunk.start == piece.target and piece.chunk.context == self.ids[: piece.target]
+        placed = piece.chunk.start == piece.position == piece.target
+        return placed and piece.chunk.context == self.ids[: piece.target]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [1, kv heads, tokens, head dim] of one layer; rows that no piece covers hold no data."""
@@ -73,7 +80,7 @@ class StoredKV:
         begun = time.perf_counter()
         deltas = torch.zeros(len(self.ids), dtype=torch.long, device=self.model.device)
         for piece in self._moved:
-            deltas[piece.target : piece.stop] = piece.target - piece.chunk.start
+            deltas[piece.target : piece.stop] = piece.position - piece.chunk.start
         self._span = slice(min(p.target for p in self._moved), max(p.stop for p in self._moved))
         angles = self.model.rotation.angles(deltas[self._span], self.model.dtype)
         self.seconds["rotate"] += time.perf_counter() - begun

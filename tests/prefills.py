@@ -8,18 +8,24 @@ from conftest import VOCABULARY
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from replication.fuse import Prefill
-from replication.methods import METHODS, Chunks, Method, make_method
+from replication.fuse import Prefill, fuse
+from replication.methods import METHODS, Chunks, Method, PrefixChain, make_method
+from replication.methods.ape import SideBySide, Tempered
+from replication.methods.base import Nothing
 from replication.model import Model
 from replication.prompt import ChunkedPrompt, chain
 from replication.selectors import Selector
+from replication.selectors.base import Preview
 from replication.store import MemoryStore
+from replication.stored import StoredKV
 
 # A method that is added to the registry runs through all of this
 BLENDING = [name for name, entry in METHODS.items() if entry.takes_ratio]
-CHUNKED = [name for name in METHODS if isinstance(make_method(name).source, Chunks)]
+EXACT = [name for name in METHODS if isinstance(make_method(name).source, Nothing | PrefixChain)]
+CHUNKED = [name for name in METHODS if name not in EXACT]
 REUSING = [name for name in CHUNKED if name not in BLENDING]
-EXACT = [name for name in METHODS if name not in CHUNKED]
+# APE weighs its contexts also where they are a true prefix: only with both settings at 1 is that exact
+NEUTRAL = {"ape": Method("ape", SideBySide(), Selector(ratio=0), Tempered(1, 1))}
 TOLERANCE = 1e-4
 # one passage longer than the tiny models' window, one of a single token
 LENGTHS = (5, 11, 1, 7)
@@ -58,6 +64,11 @@ def replaced(prompt: ChunkedPrompt, index: int, ids) -> ChunkedPrompt:
     return chain((s.kind, ids if i == index else s.ids) for i, s in enumerate(prompt.segments))
 
 
+def backwards(prompt: ChunkedPrompt) -> ChunkedPrompt:
+    """An earlier request with the same passages in the opposite order."""
+    return prompt.reordered(list(range(sum(s.kind == "passage" for s in prompt.segments)))[::-1])
+
+
 def filled(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
     """A store that has the chunks of these requests, each prefilled alone."""
     store = MemoryStore()
@@ -67,20 +78,29 @@ def filled(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
 
 
 def learned(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
-    """A store that every method has seen these requests with."""
+    """A store that every method has seen these requests with, backwards."""
     store = MemoryStore()
     for name, request in product(CHUNKED, requests):
-        make_method(name).learn(model, request, store)
+        make_method(name).learn(model, backwards(request), store)
     return store
 
 
 def run(model: Model, name: str, prompt: ChunkedPrompt, ratio: float = 1.0, store=None) -> Prefill:
-    """The method after an earlier request with the same prompt, or on a given store."""
-    method = make_method(name, ratio)
+    """The method after an earlier request with the same prompt, backwards, or on a given store."""
+    return run_method(model, make_method(name, ratio), prompt, store)
+
+
+def run_method(model: Model, method: Method, prompt: ChunkedPrompt, store=None) -> Prefill:
     if store is None:
         store = MemoryStore()
-        method.learn(model, prompt, store)
+        method.learn(model, backwards(prompt), store)
     return method.prefill(model, prompt, store)
+
+
+def prepared(selector: Selector, kv: StoredKV, prompt: ChunkedPrompt) -> Selector:
+    """The selector after its look at the prompt."""
+    truth = transformers_cache(kv.model, prompt.ids)
+    return selector.prepared(Preview(prompt, kv, truth, lambda kv: fuse(kv, Selector(ratio=0))))
 
 
 @torch.inference_mode()
@@ -106,9 +126,13 @@ def reuse_alone(name: str) -> Method:
     return Method("reuse", make_method(name).source, Selector(ratio=0))
 
 
+def behind_prefix(name: str) -> bool:
+    return make_method(name).source.keeps == Chunks(behind_prefix=True).keeps
+
+
 def exact_tokens(name: str, prompt: ChunkedPrompt) -> int:
     """How many first tokens of a prompt with a prefix are stored just as full prefill makes them."""
-    chunks = prompt.chunks[:2] if make_method(name).source.behind_prefix else prompt.chunks[:1]
+    chunks = prompt.chunks[:2] if behind_prefix(name) else prompt.chunks[:1]
     return chunks[-1].stop
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replication.errors import ReplicationError
-from replication.metrics.answers import exact_match, first_line, normalise, rank_correct, token_f1
+from replication.metrics.answers import exact_match, first_line, normalise, rank_correct, rouge_l, token_f1
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,25 @@ def test_token_f1(prediction, golds, expected):
     assert token_f1(prediction, golds) == pytest.approx(expected)
 
 
+def test_token_f1_on_other_units():
+    assert token_f1("abc", ["abd"], split=list) == pytest.approx(2 / 3)
+    assert token_f1("", ["the"], split=list) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "expected"),
+    [
+        ("the cat sat", ["the cat sat"], 1.0),
+        ("Cats running", ["a cat runs"], 2 * 1.0 * (2 / 3) / (1.0 + 2 / 3)),  # stems: cat run, a cat run
+        ("sat the cat", ["the cat sat"], 2 / 3),  # longest common subsequence: the cat
+        ("dog", ["the cat sat", "a dog"], 2 / 3),  # the best of the references
+        ("", ["the cat"], 0.0),
+    ],
+)
+def test_rouge_l(prediction, references, expected):
+    assert rouge_l(prediction, references) == pytest.approx(expected)
+
+
 def test_exact_match():
     assert exact_match("The Tolvok!", ["Brel", "tolvok"]) == 1.0
     assert exact_match("Tolvok city", ["Brel", "tolvok"]) == 0.0
@@ -67,7 +86,8 @@ def test_rank_correct_is_strict():
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: token_f1("x", []), lambda: exact_match("x", []), lambda: rank_correct(-1.0, [])]
+    "call",
+    [lambda: token_f1("x", []), lambda: exact_match("x", []), lambda: rouge_l("x", []), lambda: rank_correct(-1.0, [])],
 )
 def test_nothing_to_compare_with(call):
     with pytest.raises(ReplicationError, match="empty"):

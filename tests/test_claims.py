@@ -125,6 +125,8 @@ def test_what_is_no_criterion_is_refused(text):
         ({"where": {"dataset": "made"}}, "reproduced"),
         ({"where": {"dataset": "real"}}, "not reproduced"),
         ({"where": {"model": "huge"}}, "not run"),
+        ({"where": {"dataset": "*a*"}}, "partly"),
+        ({"where": {"model": "t*", "dataset": "m*"}}, "reproduced"),
         ({"experiment": "other"}, "not run"),
         ({"metric": "kl.0.3"}, "not run"),
         ({"metric": "f1"}, "not testable"),

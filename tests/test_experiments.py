@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import naive_concatenation, peak_memory, quality_vs_ttft, ttft
+from experiments.cells import NO_CONTEXT
 from replication.records import RunFolder, without_seconds
 from replication.runner import recorded, run_one
 
@@ -65,7 +66,7 @@ def test_answers_are_reported_only_behind_the_gate(tiny_directory, tmp_path):
     records = RunFolder(folder, recorded(config)).records
     for record in records:
         if record["kind"] == "quality":
-            record |= {"f1": float(record["cell"] != quality_vs_ttft.NO_CONTEXT), "em": 0.0, "rank": 0.0}
+            record |= {"f1": float(record["cell"] != NO_CONTEXT), "em": 0.0, "rank": 0.0}
     opened = quality_vs_ttft.summarise(records, replace(config))
-    assert opened["gate"]["open"] == {"f1": True, "em": True, "rank": False}
+    assert opened["gate"]["open"] == {"f1": True, "f1_tokens": True, "em": True, "rank": False}
     assert opened["cells"]["naive"]["f1"]["mean"] == 1.0

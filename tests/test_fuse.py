@@ -12,6 +12,7 @@ from prefills import (
     CHUNKED,
     EXACT,
     LENGTHS,
+    NEUTRAL,
     RATIOS,
     REUSING,
     TOLERANCE,
@@ -20,16 +21,20 @@ from prefills import (
     assert_close,
     assert_full,
     assert_identical,
+    backwards,
+    behind_prefix,
     decode,
     digest,
     exact_tokens,
     filled,
     kv,
     learned,
+    prepared,
     prompts,
     replaced,
     reuse_alone,
     run,
+    run_method,
     stored_tensors,
     tokens,
     transformers_cache,
@@ -114,7 +119,8 @@ def test_beyond_the_sliding_window(tiny, family, name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_true_prefix_is_exact_prefix_caching(tiny, family, name):
     model, prompt = tiny(family), chain([("passage", tokens(12, 1)), ("question", tokens(4, 2))])
-    result, reference = run(model, name, prompt, 0.3), run(model, "prefix", prompt)
+    method = NEUTRAL.get(name, make_method(name, 0.3))
+    result, reference = run_method(model, method, prompt), run(model, "prefix", prompt)
     assert_close([result.logits], [reference.logits])
     assert_close(kv(result.cache), kv(reference.cache))
     assert_full(model, prompt, result)
@@ -210,6 +216,7 @@ def test_fusion_equals_the_dense_reference(tiny, family, prompt, hits, name, rat
         Piece(prefill_chunk(model, s.ids), s.start) for s, hit in zip(prompt.chunks, hits, strict=False) if hit
     ] or [Piece(prefill_chunk(model, prompt.chunks[0].ids), prompt.chunks[0].start)]
     selector = SELECTORS[name](ratio, check_layer=check_layer, write_back=write_back)
+    selector = prepared(selector, StoredKV(model, prompt.ids, pieces, move), prompt)
     result = fuse(StoredKV(model, prompt.ids, pieces, move), selector, transformers_cache(model, prompt.ids))
     logits, cache = dense_reference(StoredKV(model, prompt.ids, pieces, move), selector, result.report.selected)
     assert_close([result.logits], [logits])
@@ -267,6 +274,24 @@ def test_every_pattern_of_hits(tiny, family, hits):
         result = run(model, name, prompt, 1.0, store)
         assert result.report.reused == found
         assert_full(model, prompt, result)
+
+
+@pytest.mark.parametrize("hits", list(product([True, False], repeat=3)))
+@pytest.mark.parametrize("name", CHUNKED)
+def test_every_method_with_every_pattern_of_hits(tiny, name, hits):
+    """The earlier request had the prefix and some of the passages."""
+    model, prompt, store = tiny("llama"), a_prompt((5, 6, 3, 9)), MemoryStore()
+    passages = [s for s in prompt.segments if s.kind == "passage"]
+    kept = [s.ids for s, hit in zip(passages, hits, strict=True) if hit]
+    earlier = chain([("prefix", prompt.prefix_ids), *[("passage", ids) for ids in kept], ("question", (2,))])
+    make_method(name).learn(model, backwards(earlier), store)
+    for ratio in (0.3, 1.0):
+        result = run(model, name, prompt, ratio, store)
+        assert result.report.reused == 5 + sum(map(len, kept))
+        if name in REUSING:
+            assert result.report.rows == [len(prompt) - result.report.reused] * 4
+        elif ratio == 1.0:
+            assert_full(model, prompt, result)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -392,7 +417,7 @@ def test_recomputed_rows_see_everything_earlier(tiny, name):
 def test_reuse_has_no_attention_across_chunks(tiny, family, name):
     """Other tokens in one passage leave the KV of the next as it is, and reach the question."""
     model, prompt = tiny(family), a_prompt((5, 9, 7))
-    for index in (1,) if make_method(name).source.behind_prefix else (0, 1):
+    for index in (1,) if behind_prefix(name) else (0, 1):
         changed = replaced(prompt, index, tokens(len(prompt.segments[index].ids), 55))
         before, after = run(model, name, prompt), run(model, name, changed)
         behind = slice(prompt.segments[index].stop, prompt.segments[-1].start)
@@ -437,7 +462,7 @@ def test_decoding_goes_on_as_after_full_prefill(tiny, family, name):
     """Where the cache is full prefill's: at ratio 1, and for the others behind a true prefix."""
     model, answer = tiny(family), tokens(4, 9)
     prompt = a_prompt() if name in (*BLENDING, *EXACT) else chain([("passage", tokens(20, 1)), ("question", (7, 8))])
-    result = run(model, name, prompt)
+    result = run_method(model, NEUTRAL.get(name, make_method(name, 1.0)), prompt)
     assert type(result.cache) is DynamicCache
     assert result.cache.get_seq_length() == len(prompt)
     logits = decode(model, result.cache, answer)
@@ -506,7 +531,7 @@ def test_generate_goes_on_from_a_blended_cache(tiny, name):
 # --- the report
 
 
-@given(prompts(), RATIOS, st.integers(0, 3), st.sampled_from([s for s in sorted(SELECTORS) if s != "oracle"]))
+@given(prompts(), RATIOS, st.integers(0, 3), st.sampled_from(sorted(SELECTORS)))
 @settings(deadline=None, max_examples=60)
 def test_rows_of_a_fixed_choice(tiny, prompt, ratio, check_layer, name):
     model = tiny("llama")
@@ -519,7 +544,8 @@ def test_rows_of_a_fixed_choice(tiny, prompt, ratio, check_layer, name):
     wanted = min(inexact, max(1, round(ratio * inexact))) if ratio else 0
     early = fresh + (inexact if ratio else 0)
     assert report.rows == [early] * check_layer + [fresh + wanted] * (4 - check_layer)
-    assert report.tapped == [early if wanted and layer == check_layer else 0 for layer in range(4)]
+    taps = wanted and method.selector.taps
+    assert report.tapped == [early if taps and layer == check_layer else 0 for layer in range(4)]
     assert len(report.selected) == wanted
     assert report.selected == sorted(set(report.selected))
     chunked = {row for s in prompt.chunks for row in range(s.start, s.stop)}

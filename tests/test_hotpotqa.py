@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from hub import hub_answers
 
 from replication.data import load
 from replication.errors import ReplicationError
@@ -89,34 +90,16 @@ def test_hotpotqa_folder_from_environment(folder, monkeypatch):
     assert load("hotpotqa", 2) == load("hotpotqa", 2, data_dir=folder)
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """Replaces the hub's two calls: hub(table) answers with a table, hub(error) raises."""
-    monkeypatch.delenv("REPLICATION_DATA", raising=False)
-
-    def answer(table):
-        class Api:
-            def dataset_info(self, path):
-                if isinstance(table, Exception):
-                    raise table
-                return type("Info", (), {"sha": "abc123"})
-
-        monkeypatch.setattr("huggingface_hub.HfApi", Api)
-        monkeypatch.setattr("datasets.load_dataset", lambda **request: table)
-
-    return answer
-
-
-def test_hotpotqa_hub_equals_local(rows, folder, hub):
-    hub([to_hub(row) for row in rows])
+def test_hotpotqa_hub_equals_local(rows, folder, monkeypatch):
+    hub_answers(monkeypatch, [to_hub(row) for row in rows])
     loaded = load("hotpotqa", 5)
     assert loaded.examples == load("hotpotqa", 5, data_dir=folder).examples
     assert loaded.provenance["source"] == "hotpotqa/hotpot_qa"
     assert loaded.provenance["revision"] == "abc123"
 
 
-def test_hotpotqa_without_hub_names_both_ways(hub):
-    hub(ConnectionError("offline"))
+def test_hotpotqa_without_hub_names_both_ways(monkeypatch):
+    hub_answers(monkeypatch, ConnectionError("offline"))
     with pytest.raises(ReplicationError, match=r"--data-dir or REPLICATION_DATA, or go online"):
         load("hotpotqa", 1)
 

@@ -9,8 +9,6 @@ from transformers import PreTrainedTokenizerFast
 from replication.data.example import Passage
 from replication.errors import ReplicationError
 from replication.prompt import (
-    ANSWER_CUE,
-    INSTRUCTION,
     PromptFormat,
     answer_ids,
     build_prompt,
@@ -19,6 +17,7 @@ from replication.prompt import (
     passage_text,
     without_passages,
 )
+from replication.task import DIALOGUE_SUMMARY, QA
 
 # no "<", so that no text spells a special token; the real tokenizer knows no bytes of unassigned characters
 LETTERS = st.characters(max_codepoint=0xFFFF, exclude_characters="<", exclude_categories=("Cs", "Cc", "Cn"))
@@ -84,7 +83,7 @@ def test_what_is_a_chunk_and_what_is_not(tokenizer, passages, question, separato
     assert of_kind(prompt, "separator") == [plain(tokenizer, separator)] * kinds.count("separator")
     last = prompt.segments[-1]
     assert last not in prompt.chunks
-    assert tokenizer.decode(last.ids).endswith(ANSWER_CUE)
+    assert tokenizer.decode(last.ids).endswith(QA.cue)
     assert prompt.prefix_ids == prompt.segments[0].ids
 
 
@@ -121,8 +120,34 @@ def test_reordered_is_the_prompt_of_the_reordered_passages(tokenizer, passages, 
 def test_the_prompt_reads_as_its_texts(tokenizer, passages, question):
     prompt = build_prompt(passages, question, tokenizer)
     text = tokenizer.decode(prompt.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert text.startswith(INSTRUCTION)
-    assert text.endswith("".join(map(passage_text, passages)) + f"Question: {question.strip()}\n{ANSWER_CUE}")
+    assert text.startswith(QA.instruction)
+    assert text.endswith("".join(map(passage_text, passages)) + f"Question: {question.strip()}\n{QA.cue}")
+
+
+@given(PASSAGES, SEPARATORS, st.integers(1, 40))
+@settings(deadline=None, max_examples=20)
+def test_recutting_leaves_the_tokens_and_cuts_chunks_of_one_length(tokenizer, passages, separator, length):
+    prompt = build_prompt(passages, "Why?", tokenizer, PromptFormat(separator=separator))
+    again = prompt.recut(length)
+    assert again.ids == prompt.ids
+    assert (again.prefix_ids, again.segments[-1].ids) == (prompt.prefix_ids, prompt.segments[-1].ids)
+    *whole, last = [len(ids) for ids in of_kind(again, "passage")]
+    assert all(size == length for size in whole)
+    assert 1 <= last <= length
+
+
+def test_no_chunk_is_shorter_than_a_token(tokenizer):
+    with pytest.raises(ReplicationError, match="at least 1 token, not 0"):
+        build_prompt(TWO, "Why?", tokenizer).recut(0)
+
+
+def test_a_dialogue_is_asked_for_as_the_examples_show_it(smollm2):
+    style = PromptFormat(task=DIALOGUE_SUMMARY)
+    shown = (Passage("", "Ada: Hi\nSummary: Ada greets."),)
+    prompt = build_prompt(shown, "Piet: Bye", smollm2.tokenizer, style)
+    text = smollm2.tokenizer.decode(prompt.ids)
+    asked = "Dialogue:\nAda: Hi\nSummary: Ada greets.\n\nDialogue:\nPiet: Bye\nSummary:"
+    assert text == DIALOGUE_SUMMARY.instruction + asked
 
 
 # --- BOS
@@ -159,7 +184,7 @@ def test_bos_is_not_doubled_where_the_template_writes_it():
         prompt = build_prompt(TWO, "Why?", tokenizer, PromptFormat(template="chat", bos=wanted))
         assert prompt.ids[0] == 256
         assert prompt.ids.count(256) == 1
-        assert tokenizer.decode(prompt.ids[1:]).startswith("[user]" + INSTRUCTION)
+        assert tokenizer.decode(prompt.ids[1:]).startswith("[user]" + QA.instruction)
 
 
 def test_bos_without_a_bos_token_is_refused():
@@ -174,13 +199,13 @@ def test_bos_without_a_bos_token_is_refused():
 def test_chat_prompt_is_the_models_own_template(smollm2):
     tokenizer, question = smollm2.tokenizer, "Which is the second?"
     prompt = build_prompt(TWO, f"  {question} ", tokenizer, PromptFormat(template="chat"))
-    content = INSTRUCTION + "".join(map(passage_text, TWO)) + f"Question: {question}\n"
+    content = QA.instruction + "".join(map(passage_text, TWO)) + f"Question: {question}\n"
     chat = [{"role": "user", "content": content}]
     rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(prompt.ids) == rendered
     head, tail = rendered.split(content)
     assert tail.endswith("<|im_start|>assistant\n")
-    pieces = [head + INSTRUCTION, *map(passage_text, TWO), f"Question: {question}\n{tail}"]
+    pieces = [head + QA.instruction, *map(passage_text, TWO), f"Question: {question}\n{tail}"]
     assert [s.ids for s in prompt.segments] == [plain(tokenizer, piece) for piece in pieces]
     assert [s.kind for s in prompt.segments] == ["prefix", "passage", "passage", "question"]
     for end in ("<|im_start|>", "<|im_end|>"):  # as single tokens, not as text

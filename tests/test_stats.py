@@ -4,12 +4,24 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
 from replication.errors import ReplicationError
-from replication.stats import auc, holm, mean_ci, median_iqr, paired_difference, ratio_of_means, wilson
+from replication.stats import (
+    auc,
+    equivalence,
+    equivalence_n,
+    equivalence_power,
+    holm,
+    mean_ci,
+    median_iqr,
+    paired_difference,
+    ratio_of_means,
+    wilson,
+)
 
 
 def test_mean_ci_agrees_with_the_normal_interval_on_normal_data():
@@ -110,6 +122,65 @@ def test_small_and_tied_pairs_give_a_p(difference):
     assert 0 < p <= 1
     # Nonzero differences are all of one size here, so the test is an exact sign test.
     assert p == pytest.approx(np.mean([one >= abs(sum(difference)) for one in exact]))
+
+
+def test_equivalence_known_answer():
+    """Differences -1, 0, 1 and 2: mean 0.5, standard error sqrt(5/3)/2, and t(0.95, 3) = 2.35336."""
+    found = equivalence([0, 0, 1, 2], [1, 0, 0, 0], margin=3)
+    half = 2.353363 * (5 / 3) ** 0.5 / 2
+    assert (found["mean"], found["n"]) == (0.5, 4)
+    assert (found["low"], found["high"]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-5)
+    assert found["p"] == pytest.approx(scipy.stats.ttest_1samp([-1, 0, 1, 2], 3, alternative="less").pvalue)
+    assert found["decided"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=20), st.floats(0.01, 4))
+def test_equivalence_is_shown_exactly_when_the_interval_lies_within_the_margins(values, margin):
+    found = equivalence(values, [0.0] * len(values), margin)
+    within = -margin < found["low"] and found["high"] < margin
+    if min(margin - abs(found["low"]), margin - abs(found["high"]), key=abs) > 1e-9:
+        assert (found["p"] < 0.05) == within
+    mirrored = equivalence([-v for v in values], [0.0] * len(values), margin)
+    assert mirrored["p"] == pytest.approx(found["p"])
+    assert (mirrored["low"], mirrored["high"]) == pytest.approx((-found["high"], -found["low"]))
+
+
+@pytest.mark.parametrize(
+    ("differences", "decided", "p"),
+    [([0.0] * 5, True, 0.0), ([1.0] * 5, True, 1.0), ([0.0], False, None), ([], False, None)],
+)
+def test_equivalence_of_differences_without_variance(differences, decided, p):
+    found = equivalence(differences, [0.0] * len(differences), margin=0.02)
+    assert (found["decided"], found["p"]) == (decided, p)
+
+
+def test_a_wide_interval_decides_nothing():
+    assert not equivalence([0, 1, 0, -1], [0, 0, 0, 0], margin=0.02)["decided"]
+
+
+@pytest.mark.parametrize(("n", "margin"), [(12, 0.8), (30, 0.6), (60, 0.35)])
+def test_equivalence_power_is_how_often_it_is_shown(n, margin):
+    """Simulated with standard deviation 1 and true difference 0; within 4 standard errors of 2,000 draws."""
+    rng = np.random.default_rng(4)
+    draws = rng.normal(size=(2000, n))
+    half = scipy.stats.t.ppf(0.95, n - 1) * draws.std(axis=1, ddof=1) / n**0.5
+    shown = np.mean(np.abs(draws.mean(axis=1)) + half < margin)
+    assert equivalence_power(1.0, n, margin) == pytest.approx(shown, abs=4 * (0.25 / 2000) ** 0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.001, 1), st.sampled_from([0.02, 0.05, 0.1]), st.floats(0.3, 0.95))
+def test_equivalence_n_is_the_least_that_suffices(deviation, margin, power):
+    n = equivalence_n(deviation, margin, power)
+    assert equivalence_power(deviation, n, margin) >= power
+    assert n == 2 or equivalence_power(deviation, n - 1, margin) < power
+
+
+def test_equivalence_n_follows_the_normal_approximation():
+    """For large n: ((z(0.95) + z(0.90)) * deviation / margin)^2 pairs give 80 % power."""
+    assert equivalence_n(0.3, 0.02) == pytest.approx(((1.6449 + 1.2816) * 15) ** 2, rel=0.005)
+    assert equivalence_n(0.0, 0.02) == 2
 
 
 def test_ratio_of_means():

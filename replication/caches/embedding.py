@@ -44,13 +44,13 @@ class Embedder:
         """Tokens of each text, of which there is at least one."""
         return [len(ids) for ids in self.model.tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]]
 
-    def encode(self, texts: Sequence[str], batch_size: int = 64) -> np.ndarray:
+    def encode(self, texts: Sequence[str], batch_size: int = 64, cut: bool = False) -> np.ndarray:
         """Unit vectors, float32 [len(texts), dimension], of at least one text.
 
-        ReplicationError for a text that exceeds the limit: it would be cut, and two texts that differ behind the cut
-        would be the same to a cache.
+        ReplicationError for a text that exceeds the limit, unless it may be cut there: two texts that differ behind
+        the cut would be the same to a cache.
         """
-        longest = max(self.lengths(texts))
+        longest = 0 if cut else max(self.lengths(texts))
         if longest > self.limit:
             raise ReplicationError(
                 f"a text of {longest} tokens exceeds the {self.limit} that {self.name} reads: cache it by its bytes"

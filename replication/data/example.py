@@ -11,6 +11,7 @@ from pathlib import Path
 
 from replication.errors import ReplicationError
 from replication.registry import Registry
+from replication.task import QA, Task
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Passage:
 class RagExample:
     """A question over passages.
 
-    answers: gold answers, any of which is right. distractors: wrong answers of the kind asked for, to rank the gold
-    answer against. supports: indices into passages of those that are needed to answer.
+    answers: gold answers, any of which is right, or the reference summary. distractors: wrong answers of the kind asked
+    for, to rank the gold answer against. supports: indices into passages of those that are needed to answer.
     """
 
     id: str
@@ -35,6 +36,18 @@ class RagExample:
     answers: tuple[str, ...]
     distractors: tuple[str, ...]
     supports: tuple[int, ...]
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Indices of the passages in which a gold answer stands, in any letter case."""
+        golds = [answer.lower() for answer in self.answers]
+        texts = [f"{p.title}\n{p.text}".lower() for p in self.passages]
+        return tuple(k for k, text in enumerate(texts) if any(gold in text for gold in golds))
+
+    @property
+    def answerable(self) -> bool:
+        """Whether a gold answer stands in the passages at all."""
+        return bool(self.holders)
 
 
 @dataclass(frozen=True)
@@ -50,11 +63,12 @@ class Dataset:
     """A registered set.
 
     make(n=, seed=, passages=, ...) -> (examples, source), where source is a dict with at least the key 'source'.
-    Its signature names the parameters that the set takes. supports: passages that an answer needs.
+    Its signature names the parameters that the set takes. supports: passages that an answer needs. task: what is asked.
     """
 
     make: Callable[..., tuple[list[RagExample], dict]]
     supports: int
+    task: Task = QA
 
 
 DATASETS = Registry("data set")

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replication.data.example import DATASETS, Dataset, Passage, RagExample
+from replication.data.hub import hub_table
 from replication.data.local import read_local
+from replication.data.wrong_answers import wrong_answers
 from replication.errors import ReplicationError
 from replication.metrics.answers import normalise
 
 FILE = "hotpotqa_distractor_300.jsonl"
-HUB = {"path": "hotpotqa/hotpot_qa", "name": "distractor", "split": "validation"}
-DISTRACTORS = 4
+HUB = {"path": "hotpotqa/hotpot_qa", "config": "distractor", "split": "validation"}
 
 
 @dataclass(frozen=True)
@@ -68,21 +69,13 @@ def _example(row: Row, fillers: list[str], seed: int, count: int) -> RagExample:
 
 
 def _distractors(gold: str, titles: list[str], fillers: list[str], rng: random.Random) -> tuple[str, ...]:
-    """DISTRACTORS wrong answers: titles in the context, then answers of other rows; none holds gold or is part of it.
+    """Wrong answers: titles in the context, then answers of other rows.
 
     A title's disambiguation, as in "Mercury (planet)", is cut: no answer is written so. Titles are often of another
     type than the answer, which makes ranking easier here than on the generated sets.
     """
     names = [re.sub(r" \([^)]*\)$", "", title) for title in titles]
-    folded_gold = f" {normalise(gold)} "
-    found: dict[str, str] = {}
-    for text in names + rng.sample(fillers, len(fillers)):
-        folded = normalise(text)
-        if folded and f" {folded} " not in folded_gold and folded_gold not in f" {folded} ":
-            found.setdefault(folded, text)
-        if len(found) == DISTRACTORS:
-            break
-    return tuple(found.values())
+    return wrong_answers((gold,), names + rng.sample(fillers, len(fillers)))
 
 
 def _local_rows(folder: str | Path) -> tuple[list[dict], dict]:
@@ -100,17 +93,7 @@ def _local_rows(folder: str | Path) -> tuple[list[dict], dict]:
 
 def _hub_rows() -> tuple[list[dict], dict]:
     """Rows of the hub's data set, its columns brought into the published JSON's shape."""
-    from datasets import load_dataset  # slow to import, and not needed for a local file
-    from huggingface_hub import HfApi
-
-    try:
-        revision = HfApi().dataset_info(HUB["path"]).sha
-        table = load_dataset(**HUB, revision=revision)
-    except Exception as error:  # the hub clients' errors share no base class
-        raise ReplicationError(
-            f"cannot fetch {HUB['path']} from the hub ({type(error).__name__}); give a folder that holds {FILE} with "
-            "--data-dir or REPLICATION_DATA, or go online"
-        ) from error
+    table, source = hub_table(**HUB, file=FILE)
     # The hub stores the published JSON's pairs as columns.
     rows = [
         _row(
@@ -121,7 +104,7 @@ def _hub_rows() -> tuple[list[dict], dict]:
         )
         for row in table
     ]
-    return rows, {"source": HUB["path"], "config": HUB["name"], "split": HUB["split"], "revision": revision}
+    return rows, source
 
 
 def _row(id: str, row: dict, facts: Iterable, context: Iterable) -> Row:

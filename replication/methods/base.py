@@ -2,17 +2,21 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from replication.chunk import cut, prefill_chunk
+from replication.errors import ReplicationError
 from replication.fuse import Prefill, fuse
 from replication.model import Model
 from replication.prompt import ChunkedPrompt, Segment
 from replication.registry import Registry
-from replication.selectors.base import Selector
+from replication.selectors.base import Preview, Selector
 from replication.store import ChunkStore, chunk_key
 from replication.stored import Piece, StoredKV
+
+Attending = Callable[[], AbstractContextManager]
 
 
 class Source(Protocol):
@@ -74,44 +78,63 @@ class Chunks:
 
     A model that wants a BOS gets it before every chunk, and its KV is dropped, as the authors' code does. move: rotate
     keys to the chunk's place, or leave them as stored. behind_prefix: passages are prefilled behind the prompt's whole
-    prefix instead, which they then share as their attention sink.
+    prefix instead, which they then share as their attention sink. dummy_bos: where the model wants no BOS, chunks are
+    prefilled behind its BOS all the same.
     """
 
     move: bool = True
     behind_prefix: bool = False
+    dummy_bos: bool = False
 
     @property
     def keeps(self) -> str:
-        return "chunks behind the prefix" if self.behind_prefix else "chunks alone"
+        if self.behind_prefix:
+            return "chunks behind the prefix"
+        return "chunks behind a dummy BOS" if self.dummy_bos else "chunks alone"
 
     def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> None:
         for segment in earlier.chunks:
-            context = self._context(earlier, segment)
+            context = self._context(model, earlier, segment)
             key = _key(model, segment.ids, context)
             if store.get(key) is None:
                 store.put(key, prefill_chunk(model, segment.ids, context))
 
     def find(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> list[Piece]:
-        found = [(store.get(_key(model, s.ids, self._context(prompt, s))), s.start) for s in prompt.chunks]
+        found = [(store.get(_key(model, s.ids, self._context(model, prompt, s))), s.start) for s in prompt.chunks]
         return [Piece(chunk, start) for chunk, start in found if chunk is not None]
 
-    def _context(self, prompt: ChunkedPrompt, segment: Segment) -> tuple[int, ...]:
+    def _context(self, model: Model, prompt: ChunkedPrompt, segment: Segment) -> tuple[int, ...]:
         if segment.start == 0:
             return ()
-        return prompt.prefix_ids if self.behind_prefix else prompt.bos
+        if self.behind_prefix:
+            return prompt.prefix_ids
+        return prompt.bos or (_bos(model) if self.dummy_bos else ())
+
+
+def _bos(model: Model) -> tuple[int, ...]:
+    token = model.lm.config.bos_token_id
+    if token is None:
+        raise ReplicationError(f"{model.name} has no BOS token, behind which chunks could be prefilled")
+    return (token,)
 
 
 def _key(model: Model, ids: tuple[int, ...], context: tuple[int, ...] = ()) -> str:
     return chunk_key(model.fingerprint, ids, context, len(context), dtype=model.dtype)
 
 
+def _as_ever(kv: StoredKV, prompt: ChunkedPrompt) -> Attending:
+    return nullcontext
+
+
 @dataclass(frozen=True)
 class Method:
-    """A way to fill the cache of a prompt."""
+    """A way to fill the cache of a prompt. attention(kv, prompt): makes the context in which the model attends to the
+    stored KV, in the prefill and afterwards, for a method that changes attention itself."""
 
     name: str
     source: Source
     selector: Selector
+    attention: Callable[[StoredKV, ChunkedPrompt], Attending] = _as_ever
 
     def learn(self, model: Model, earlier: ChunkedPrompt, store: ChunkStore) -> float:
         """Take from an earlier request what this method keeps; returns the seconds it took."""
@@ -128,7 +151,13 @@ class Method:
         begun = time.perf_counter()
         pieces = self.source.find(model, prompt, store)
         lookup = time.perf_counter() - begun
-        result = fuse(StoredKV(model, prompt.ids, pieces, self.source.move), self.selector, truth)
+        kv = StoredKV(model, prompt.ids, pieces, self.source.move)
+        attending = self.attention(kv, prompt)
+        scouts = []
+        with attending():
+            preview = Preview(prompt, kv, truth, lambda kv: scouts.append(fuse(kv, Selector(ratio=0)).report))
+            result = fuse(kv, self.selector.prepared(preview), truth)
+        result.attending, result.report.scouts = attending, scouts
         ttft = time.perf_counter() - begun
         parts = {"lookup": lookup, **result.report.seconds}
         result.report.seconds = {**parts, "fuse": ttft - sum(parts.values()), "ttft": ttft}

@@ -1,9 +1,10 @@
-"""Answer quality: F1 and exact match on normalised words, and ranking by log-likelihood (paper sec. 7.1)."""
+"""Answer quality: F1, exact match, Rouge-L and ranking by log-likelihood (paper sec. 7.1)."""
 
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 from replication.errors import ReplicationError
 
@@ -22,13 +23,13 @@ def first_line(text: str) -> str:
     return text.strip().partition("\n")[0].rstrip()
 
 
-def token_f1(prediction: str, golds: Sequence[str]) -> float:
+def token_f1(prediction: str, golds: Sequence[str], split: Callable[[str], Sequence] = str.split) -> float:
     """F1 in [0, 1] of the prediction's words against the gold answer that fits best (paper sec. 7.1).
 
-    Words, not a model's tokens as in the authors' code, so that models with different tokenizers compare. Raises
-    ReplicationError without gold answers.
+    split: what a normalised text consists of. Words by default, so that models with different tokenizers compare; the
+    authors' code counts the tokens of the model's tokenizer instead. Raises ReplicationError without gold answers.
     """
-    return max(_f1(normalise(prediction).split(), normalise(gold).split()) for gold in _some(golds))
+    return max(_f1(split(normalise(prediction)), split(normalise(gold))) for gold in _some(golds))
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
@@ -37,6 +38,19 @@ def exact_match(prediction: str, golds: Sequence[str]) -> float:
     Raises ReplicationError without gold answers.
     """
     return float(any(normalise(prediction) == normalise(gold) for gold in _some(golds)))
+
+
+def rouge_l(prediction: str, references: Sequence[str]) -> float:
+    """Rouge-L F-measure in [0, 1] on stemmed words, against the reference that fits best (paper sec. 7.1, as the
+    authors' code calls it). Raises ReplicationError without references."""
+    return max(_rouge().score(reference, prediction)["rougeL"].fmeasure for reference in _some(references))
+
+
+@cache
+def _rouge():
+    from rouge_score.rouge_scorer import RougeScorer  # slow to import
+
+    return RougeScorer(["rougeL"], use_stemmer=True)
 
 
 def rank_correct(logprob_gold: float, logprobs_distractors: Sequence[float]) -> bool:
@@ -48,10 +62,10 @@ def rank_correct(logprob_gold: float, logprobs_distractors: Sequence[float]) -> 
     return all(logprob_gold > other for other in _some(logprobs_distractors))
 
 
-def _f1(prediction: list[str], gold: list[str]) -> float:
+def _f1(prediction: Sequence, gold: Sequence) -> float:
     shared = sum((Counter(prediction) & Counter(gold)).values())
     if not prediction or not gold:
-        return float(prediction == gold)  # as SQuAD 2 has it: two empty answers agree
+        return float(len(prediction) == len(gold))  # as SQuAD 2 has it: two empty answers agree
     return 2 * shared / (len(prediction) + len(gold))
 
 

@@ -8,7 +8,7 @@ from replication.model import Model
 
 def operations(model: Model, report: Report) -> float:
     """Floating-point operations of a prefill: matrix products of the computed rows, their attention over earlier
-    tokens, and K and V of the rows that a check layer projected but did not keep."""
+    tokens, K and V of the rows that a check layer projected but did not keep, and the prefills that scouted for it."""
     config = model.lm.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -17,7 +17,7 @@ def operations(model: Model, report: Report) -> float:
     for layer, rows, attended, tapped in zip(model.layers, report.rows, report.attended, report.tapped, strict=True):
         weights = sum(m.weight.numel() for m in layer.modules() if isinstance(m, nn.Linear))
         total += 2.0 * weights * rows + 4.0 * heads * head_dim * attended + 2.0 * kv_weights * max(0, tapped - rows)
-    return total
+    return total + sum(operations(model, scout) for scout in report.scouts)
 
 
 def full_report(model: Model, tokens: int) -> Report:

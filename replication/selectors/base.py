@@ -1,5 +1,6 @@
 """Which stored tokens to recompute: the interface that every selector shares."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from replication.errors import ReplicationError
+from replication.prompt import ChunkedPrompt
 from replication.registry import Registry
 from replication.stored import StoredKV
 
@@ -20,8 +22,8 @@ class View:
     """What a selector may look at when it picks by the KV of layer `layer`.
 
     candidates: prompt indices [m] of the stored tokens still in play. fresh, stored: K and V [kv heads, m, head dim]
-    of those tokens, recomputed and as stored (moved). kv: the stored KV of the whole prompt. truth: the full
-    prefill's cache, only for oracles.
+    of those tokens, recomputed (None where the selector does not look) and as stored (moved). kv: the stored KV of the
+    whole prompt. truth: the full prefill's cache, only for oracles.
     """
 
     layer: int
@@ -30,6 +32,20 @@ class View:
     stored: KV
     kv: StoredKV
     truth: DynamicCache | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a selector may look at before the first layer.
+
+    kv: the stored KV of the whole prompt. truth: the full prefill's cache, only for oracles. scout(kv): prefill of what
+    is not stored over stored KV, nothing recomputed; it is counted in the report.
+    """
+
+    prompt: ChunkedPrompt
+    kv: StoredKV
+    truth: DynamicCache | None
+    scout: Callable[[StoredKV], None]
 
 
 @dataclass(frozen=True)
@@ -45,12 +61,22 @@ class Selector:
     write_back: bool = True
 
     needs_truth: ClassVar[bool] = False
+    reads_fresh: ClassVar[bool] = True
 
     def __post_init__(self):
         if not 0 <= self.ratio <= 1:
             raise ReplicationError(f"recompute ratio {self.ratio} is outside 0..1")
         if self.check_layer < 0:
             raise ReplicationError(f"check layer {self.check_layer} is negative: layers count from 0")
+
+    @property
+    def taps(self) -> bool:
+        """Whether the check layer must project all tokens to K and V before the choice."""
+        return self.reads_fresh or self.write_back
+
+    def prepared(self, preview: Preview) -> "Selector":
+        """This selector for one prompt, after what it has to do before the first layer."""
+        return self
 
     def keep(self, layer: int, depth: int, reused: int) -> int | None:
         """How many of `reused` tokens are recomputed in `layer` of `depth`, or None where no choice is made.

@@ -1,6 +1,7 @@
-"""Control and method: the first tokens of every chunk, as many as the budget allows (EPIC's LegoLink, 2410.15332)."""
+"""The first tokens of every chunk, as many as the budget allows: a control, and in all layers EPIC's LegoLink."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,8 @@ from replication.selectors.base import SELECTORS, Selector, View
 @dataclass(frozen=True)
 class FirstK(Selector):
     """Chunks are cut evenly: every chunk gets its k-th token before any gets its k+1-th."""
+
+    reads_fresh: ClassVar[bool] = False
 
     def score(self, view: View) -> torch.Tensor:
         offset = torch.zeros(len(view.kv.ids), device=view.candidates.device)

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,8 @@ class Random(Selector):
     """The draw depends on `seed` and the prompt's token ids only, so that a rerun repeats it."""
 
     seed: int = 0
+
+    reads_fresh: ClassVar[bool] = False
 
     def score(self, view: View) -> torch.Tensor:
         digest = hashlib.sha256(f"{self.seed} {view.kv.ids}".encode()).digest()

@@ -1,6 +1,7 @@
 """Control: every s-th token, at the same budget."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,8 @@ from replication.selectors.base import SELECTORS, Selector, View
 @dataclass(frozen=True)
 class Uniform(Selector):
     """n tokens at equal strides, each from the middle of its stride."""
+
+    reads_fresh: ClassVar[bool] = False
 
     def pick(self, view: View, n: int) -> torch.Tensor:
         m = len(view.candidates)
