@@ -23,7 +23,8 @@ class DamagedChunk(Exception):
 
 
 class LayerChunk:
-    """A stored chunk whose layers stay in its file until they are asked for. ids, start, context: as in ChunkKV.
+    """A stored chunk whose layers stay in its file until they are asked for. ids, start, context, attended: as in
+    ChunkKV.
 
     The open file outlives an eviction. Errors: as DirectoryStore's reading, at once for what the header says.
     """
@@ -38,7 +39,8 @@ class LayerChunk:
         self._header = Header.read(key, head)
         if size != self._header.nbytes:
             raise ValueError("it is longer or shorter than its header says")
-        self.ids, self.start, self.context = self._header.ids, self._header.start, self._header.context
+        header = self._header
+        self.ids, self.start, self.context, self.attended = header.ids, header.start, header.context, header.attended
 
     def layer(self, index: int) -> KV:
         """K and V [kv heads, n, head dim] of one layer, on the CPU, read and checked now; DamagedChunk if they are not

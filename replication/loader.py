@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from replication.errors import ReplicationError
-from replication.fuse import Prefill, fuse, synchronize
+from replication.fuse import Prefill, synchronize
 from replication.layer_store import KV, DamagedChunk
 from replication.layers import wrapped
 from replication.methods.base import Method
@@ -140,9 +140,10 @@ def pipelined_prefill(
 
     The report's seconds: lookup, wait (the computation for the loader), fuse (the rest) and ttft, their sum; loader is
     what the thread took meanwhile. A chunk that turns out damaged while it is read is dropped from the store, and the
-    request starts again without it, so that no damaged byte is ever used. Errors: ReplicationError for an oracle.
+    request starts again without it, so that no damaged byte is ever used. Errors: ReplicationError for a selector that
+    looks at all layers before it chooses.
     """
-    if method.selector.needs_truth:
+    if method.selector.needs_truth or method.selector.scouts:
         raise ReplicationError(f"{method.name} looks at all layers at once, so they cannot be loaded one by one")
     begun = time.perf_counter()
     while True:
@@ -151,7 +152,7 @@ def pipelined_prefill(
         loader = Loader(model, prompt.ids, pieces, method.source.move, ahead=ahead)
         try:
             with loader, wrapped(model.layers, loader.prefill_layer):
-                result = fuse(loader, method.selector)
+                result = method.over(loader, prompt)
         except DamagedChunk as damaged:
             store.drop_damaged(damaged.key, damaged)
             continue

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from transformers import DynamicCache
+
 from replication.chunk import cut, prefill_chunk
 from replication.errors import ReplicationError
 from replication.fuse import Prefill, fuse
@@ -151,16 +153,20 @@ class Method:
         begun = time.perf_counter()
         pieces = self.source.find(model, prompt, store)
         lookup = time.perf_counter() - begun
-        kv = StoredKV(model, prompt.ids, pieces, self.source.move)
+        result = self.over(StoredKV(model, prompt.ids, pieces, self.source.move), prompt, truth)
+        ttft = time.perf_counter() - begun
+        parts = {"lookup": lookup, **result.report.seconds}
+        result.report.seconds = {**parts, "fuse": ttft - sum(parts.values()), "ttft": ttft}
+        return result
+
+    def over(self, kv: StoredKV, prompt: ChunkedPrompt, truth: DynamicCache | None = None) -> Prefill:
+        """Prefill `prompt` over this stored KV of it."""
         attending = self.attention(kv, prompt)
         scouts = []
         with attending():
             preview = Preview(prompt, kv, truth, lambda kv: scouts.append(fuse(kv, Selector(ratio=0)).report))
             result = fuse(kv, self.selector.prepared(preview), truth)
         result.attending, result.report.scouts = attending, scouts
-        ttft = time.perf_counter() - begun
-        parts = {"lookup": lookup, **result.report.seconds}
-        result.report.seconds = {**parts, "fuse": ttft - sum(parts.values()), "ttft": ttft}
         return result
 
 

@@ -62,6 +62,7 @@ class Selector:
 
     needs_truth: ClassVar[bool] = False
     reads_fresh: ClassVar[bool] = True
+    scouts: ClassVar[bool] = False
 
     def __post_init__(self):
         if not 0 <= self.ratio <= 1:

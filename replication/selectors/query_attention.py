@@ -1,6 +1,7 @@
 """The tokens that the question attends to most, when it is prefilled over the reused KV (ProphetKV, 2602.02579)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,8 @@ class QueryAttention(Ahead):
     """Mean attention over the question's tokens, the heads, and all layers, or the last one's heads alone."""
 
     layers: str = "all"
+
+    scouts: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
