@@ -63,7 +63,7 @@ class Config(Traffic):
 
     model: str = "smollm2-135m"
     dataset: str = "synthetic"
-    n: int = 120
+    n: int = 100
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -253,7 +253,7 @@ def _warm_up(config: Config, model: Model, embedder: Embeds, requests: list[Requ
     bench, talk = _Bench(systems(config, model, embedder), {}), _conversations(config, model)
     for number, request in enumerate(requests[:WARM_UP]):
         arrival = talk.arrival(request)
-        talk.replied(arrival, bench.serve(arrival, number)[FULL].ids)
+        talk.replied(arrival, bench.serve(arrival, number, leave_out=(NO_CACHE,))[FULL].ids)
 
 
 def plot(folder: Path) -> None:

@@ -145,8 +145,8 @@ class Responses:
 
 
 class Semantic:
-    """A semantic cache for each tenant, over another system. What is compared are the user's questions, in a chat all
-    of them, without the passages, which an embedder would cut."""
+    """A semantic cache for each tenant, over another system. Questions are compared without their passages, which an
+    embedder would cut. A chat's further questions pass by: what they mean is not in their words."""
 
     def __init__(self, behind: System, embedder: Embeds, threshold: float):
         self.behind = behind
@@ -158,8 +158,10 @@ class Semantic:
         return self._bytes + self.behind.nbytes
 
     def answer(self, arrival: Arrival) -> Served:
+        if arrival.request.follows:
+            return self.behind.answer(arrival)
         cache, begun = self._caches[arrival.request.tenant], time.perf_counter()
-        looked_up = cache.look_up("\n".join(arrival.request.questions))
+        looked_up = cache.look_up(arrival.request.question)
         looked = time.perf_counter() - begun
         if looked_up.answer is not None:
             return _from_store("semantic", looked_up.answer, looked)

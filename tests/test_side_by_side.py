@@ -230,6 +230,8 @@ def test_a_semantic_hit_serves_what_was_made_for_another_request(arrivals):
     assert (miss.source, hit.source, other.source) == ("model", "semantic", "model")
     assert (hit.text, hit.made_for, hit.prefilled) == ("1", first.request.id, 0)
     assert miss.ttft > 1 > hit.ttft == hit.total
+    further = replace(first.request, questions=(*first.request.questions, "And then?"), follows=first.request.id)
+    assert cache.answer(replace(first, request=further)).source == "model"
     assert 2 * 4 * 8 < cache.nbytes < 1000
 
 
