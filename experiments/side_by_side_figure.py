@@ -17,7 +17,7 @@ RISKS = {  # what a hit risks -> (colour, label)
 }
 ROWS = {  # system -> (label, risk)
     NO_CACHE: ("no KV cache at all", "none"),
-    FULL: ("full prefill", "none"),
+    FULL: ("full prefill each time", "none"),
     "prefix": ("prefix cache", "exact"),
     PROMPT_CACHE: ("provider's prompt cache", "exact"),
     "cacheblend": ("chunks, CacheBlend", "near"),
@@ -61,7 +61,10 @@ def side_by_side_figure(folder: Path) -> None:
         axis.tick_params(left=False)
     handles = [Patch(color=colour, label=label) for colour, label in RISKS.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(f"{where(folder)}: {summary['n']} requests of one stream through every cache; less is better")
+    figure.suptitle(
+        f"{where(folder)}: {summary['n']} requests of one stream through every cache"
+        "\n(less is better, the least is bold; – does not apply, or is the provider's to know)"
+    )
     save(figure, folder)
 
 
@@ -129,7 +132,10 @@ def _answers(axis, systems: dict[str, dict]) -> None:
 
 def _bar(axis, name: str, length: float, **style) -> None:
     colour = RISKS[ROWS[name][1]][0]
-    axis.barh(_place(name), length, height=0.7, **{"facecolor": colour, "edgecolor": colour, "linewidth": 0.5, **style})
+    if length:  # the edge of an empty bar would show
+        axis.barh(
+            _place(name), length, height=0.7, **{"facecolor": colour, "edgecolor": colour, "linewidth": 0.5, **style}
+        )
 
 
 def _text(axis, name: str, after: float, text: str, bold: bool = False) -> None:

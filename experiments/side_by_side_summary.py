@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from replication.metrics.answers import exact_match
+from replication.metrics.answers import exact_match, normalise
 from replication.stats import holm, mean_ci, median_iqr, paired_difference, ratio_of_means, wilson
 
 FULL, NO_CACHE, PROMPT_CACHE = "full", "no-kv-cache", "prompt-cache"
@@ -17,10 +17,12 @@ Wanted = Callable[[Row], bool]
 
 
 def summarise(records: list[dict], config) -> dict:
-    """Ratios are of means over the same requests, where nothing else is said to full prefill's.
+    """Ratios are of means over the same requests, where nothing else is said to full prefill's. Intervals are over the
+    requests of this one stream.
 
-    wrong: answers that full prefill does not give, and that were made for a request of another meaning. changed: all
-    others that full prefill does not give. correct: exact match, of the requests that have a gold answer.
+    wrong: answers that differ from full prefill's and were made for a request of another meaning. changed: all others
+    that differ. other_question: answers made for a request of another meaning, whether they differ or not. correct:
+    exact match, of the requests that have a gold answer.
     """
     requests = [r for r in records if r["kind"] == "request"]
     rows = _by_system(requests)
@@ -53,11 +55,18 @@ def _by_system(requests: list[dict]) -> dict[str, list[Row]]:
         for name, served in request["served"].items():
             row = {**facts, **served, **request["seconds"].get(name, {})}
             if "text" in row:
-                other = meanings[row["made_for"]] != request["meaning"]
-                row["wrong"] = row["text"] != truth and other
-                row["changed"] = row["text"] != truth and not other
+                differs, other = _differ(row["text"], truth), meanings[row["made_for"]] != request["meaning"]
+                row |= {"other_question": other, "wrong": differs and other, "changed": differs and not other}
             rows.setdefault(name, []).append(row)
     return rows
+
+
+def _differ(text: str, truth: str) -> bool:
+    """Whether neither answer's words hold the other's: `Brelwick` and `The city of Brelwick` are one answer."""
+    first, second = (f" {normalise(answer)} " for answer in (text, truth))
+    return first != second and (
+        not first.strip() or not second.strip() or (first not in second and second not in first)
+    )
 
 
 def _system(rows: list[Row], full: list[Row]) -> dict:
@@ -93,7 +102,7 @@ def _answers(rows: list[Row]) -> dict:
     judged = [exact_match(row["text"], row["answers"]) for row in rows if row["answers"]]
     sources = Counter(row["source"] for row in rows)
     return {
-        **{key: wilson(sum(row[key] for row in rows), len(rows)) for key in ("wrong", "changed")},
+        **{key: wilson(sum(row[key] for row in rows), len(rows)) for key in ("wrong", "changed", "other_question")},
         "hits": {source: wilson(sources[source], len(rows)) for source in ("response", "semantic")},
         "kl_first": mean_ci([row["kl_first"] for row in rows if "kl_first" in row]),
         "correct": wilson(int(sum(judged)), len(judged)),
