@@ -84,9 +84,8 @@ def _ratios(axis, estimates: dict[str, dict]) -> None:
         _bar(axis, name, min(mean, MOST))
         if high < MOST:
             axis.errorbar(mean, _place(name), xerr=around(estimates[name], "mean"), color="black", elinewidth=1)
-        _text(
-            axis, name, min(max(mean, high), MOST), f"{mean:.2f}×" if mean < MOST else f"▸ {mean:.1f}×", name in least
-        )
+        shown = f"{mean:.2f}×" if mean < MOST else f"▸ {mean:.1f}×"
+        _text(axis, name, min(max(mean, high), MOST), shown, name in least)
     axis.axvline(1, color="black", linewidth=0.8, linestyle=":", zorder=0)
     axis.set_xlim(0, MOST * 1.4)
     axis.set_xticks([0, 1], ["0", "1×"])
@@ -132,10 +131,9 @@ def _answers(axis, systems: dict[str, dict]) -> None:
 
 def _bar(axis, name: str, length: float, **style) -> None:
     colour = RISKS[ROWS[name][1]][0]
+    style = {"facecolor": colour, "edgecolor": colour, "linewidth": 0.5, **style}
     if length:  # the edge of an empty bar would show
-        axis.barh(
-            _place(name), length, height=0.7, **{"facecolor": colour, "edgecolor": colour, "linewidth": 0.5, **style}
-        )
+        axis.barh(_place(name), length, height=0.7, **style)
 
 
 def _text(axis, name: str, after: float, text: str, bold: bool = False) -> None:

@@ -64,9 +64,8 @@ def _by_system(requests: list[dict]) -> dict[str, list[Row]]:
 def _differ(text: str, truth: str) -> bool:
     """Whether neither answer's words hold the other's: `Brelwick` and `The city of Brelwick` are one answer."""
     first, second = (f" {normalise(answer)} " for answer in (text, truth))
-    return first != second and (
-        not first.strip() or not second.strip() or (first not in second and second not in first)
-    )
+    holds = first in second or second in first
+    return first != second and not (first.strip() and second.strip() and holds)
 
 
 def _system(rows: list[Row], full: list[Row]) -> dict:

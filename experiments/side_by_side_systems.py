@@ -102,9 +102,7 @@ class ChunkReuse:
 
     def answer(self, arrival: Arrival) -> Served:
         store = self._stores[arrival.request.tenant]
-        served = _decoded(
-            self.model, arrival, self.method.prefill(self.model, arrival.prompt, store), self.count, after=0.0
-        )
+        served = _decoded(self.model, arrival, self.method.prefill(self.model, arrival.prompt, store), self.count)
         built = store.built
         after = self.method.learn(self.model, arrival.prompt, store)
         return replace(served, after=after, prefilled=served.prefilled + store.built - built)
@@ -174,7 +172,7 @@ class Semantic:
         return _later(served, looked, time.perf_counter() - begun)
 
 
-def _decoded(model: Model, arrival: Arrival, prefill: Prefill, count: int, after: float) -> Served:
+def _decoded(model: Model, arrival: Arrival, prefill: Prefill, count: int, after: float = 0.0) -> Served:
     """Greedy decoding from a filled cache."""
     first, rows, ttft = int(prefill.logits.argmax()), prefill.report.rows, prefill.report.seconds["ttft"]
     decoded = decode(WithCache(model, prefill.cache, arrival.prompt.ids), (first,), count - 1)
