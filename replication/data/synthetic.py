@@ -131,7 +131,7 @@ def _example(id: str, rng: random.Random, count: int, sentences: int, hops: int)
         if hops == 2:
             # A ring: every institution is some other one's bridge, so being named twice gives nothing away.
             facts.append((rng.choice(relation.wordings), titles[(k + 1) % count]))
-        written.append(Passage(title, _text(title, facts, sentences, rng, names)))
+        written.append(Passage(title, describe(title, facts, sentences, rng, names)))
 
     subject = f"the {titles[0]}"
     place = rng.sample(range(count), count)
@@ -153,7 +153,7 @@ def _distractors(wrong: list[str], asked: Attribute, names: Names) -> tuple[str,
     return tuple(wrong[:DISTRACTORS] + extra)
 
 
-def _text(title: str, facts: list[tuple[str, str]], sentences: int, rng: random.Random, names: Names) -> str:
+def describe(title: str, facts: list[tuple[str, str]], sentences: int, rng: random.Random, names: Names) -> str:
     """The facts in random order, then details up to that many sentences; the first sentence names the title."""
     rng.shuffle(facts)
     order = rng.sample(DETAILS, len(DETAILS))
