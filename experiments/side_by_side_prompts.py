@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerBase
 from experiments.prompt_scenarios import MARK, text
 from replication.data.stream import Request
 from replication.model import Model
-from replication.prompt import ANSWER_CUE, ChunkedPrompt, build_prompt, chain, passage_text
+from replication.prompt import ChunkedPrompt, build_prompt, chain, passage_text
+from replication.task import QA
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Conversations:
 
     def _extended(self, before: ChunkedPrompt, reply: tuple[int, ...], question: str) -> ChunkedPrompt:
         *kept, last = before.segments
-        asked = f"\n\nQuestion: {question}\n{ANSWER_CUE}"
+        asked = f"\n\n{QA.ask.format(question)}{QA.cue}"
         ids = self.model.tokenizer(asked, add_special_tokens=False)["input_ids"]
         return chain([*((s.kind, s.ids) for s in kept), ("question", (*last.ids, *reply, *ids))], before.bos)
 
