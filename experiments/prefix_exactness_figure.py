@@ -40,22 +40,21 @@ def exactness_figure(folder: Path) -> None:
             logits.plot(place, found["max"], marker="_", markersize=12, color=PALETTE[offset])
     for axis in (share, logits):
         axis.set_xticks(range(len(LABELS)), list(LABELS.values()), fontsize=9)
-        axis.legend(frameon=False)
-    share.set_ylim(0)
+        axis.legend(frameon=False, loc="upper left")
+    share.set_ylim(0, 130 * max(cell["differs"]["high"] for cell in summary["cells"].values()))
     share.set_ylabel(f"prompts whose {summary['output']} greedy tokens differ, %\n(95 % interval)")
     share.set_title("How often the output changes")
     for colour, way in enumerate(LABELS):
         equal = [100, *(100 * value for value in summary["cells"][f"{dtypes[-1]} {way}"]["still_equal"])]
-        curve.step(
-            range(len(equal)), equal, where="post", color=PALETTE[colour + 2], label=LABELS[way].replace("\n", " ")
-        )
+        label, line = LABELS[way].replace("\n", " "), ("-", "--", "-.", ":")[colour]
+        curve.step(range(len(equal)), equal, line, where="post", color=PALETTE[colour + 2], label=label)
     curve.set_ylim(0, 103)
     curve.set_xlabel("greedy tokens")
     curve.set_ylabel("prompts still equal to the cold run, %")
     curve.set_title(f"From which token on ({dtypes[-1]})")
     curve.legend(frameon=False, loc="lower left")
     logits.set_yscale("symlog", linthresh=1e-6)
-    logits.set_ylim(0)
+    logits.set_ylim(-2e-7, 10)
     logits.set_ylabel("largest difference of a logit of the first token\n(median, quartiles; – maximum)")
     logits.set_title("By how much")
     figure.suptitle(f"{where(folder)}: against a cold run of the same prompt (n = {summary['n']})")

@@ -44,7 +44,7 @@ CONVERSATIONS = [
 def config(tiny_directory, tmp_path_factory) -> prefix_traces.Config:
     folder = tmp_path_factory.mktemp("conversations")
     unanswered = CONVERSATIONS[0][:2]
-    (folder / FILE).write_text(json.dumps([{"traj": messages} for messages in (unanswered, *CONVERSATIONS)]))
+    (folder / FILE).write_text(json.dumps([{"traj": messages} for messages in (*CONVERSATIONS, unanswered)]))
     return prefix_traces.Config(
         model=tiny_directory,
         dataset="tau-bench",

@@ -71,7 +71,7 @@ def test_every_pitfall_costs_more_than_its_repair_but_shorter_histories(summary)
     ("settings", "message"),
     [
         ({"on": "tomorrow"}, "on must be a date"),
-        ({"api_model": "claude-opus-5-5"}, "no price for claude-opus-5-5"),
+        ({"api_model": "claude-mythos-preview"}, "no price for claude-mythos-preview"),
         ({"cheaper": "claude-haiku"}, "the nearest model is"),
         ({"calls": 3}, "calls must be from 4 to 16"),
         ({"gap": 61}, "gaps must hold gap = 61"),
