@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.common import Inputs, RagConfig, by_cell, load_inputs, means, require_positive
+from experiments.common import RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.lmcache_figure import differences_figure
 from replication.chunk import ChunkKV, prefill_chunk
 from replication.decode import answer_logprobs
@@ -132,8 +132,8 @@ def _lmcache_selector(ratio: float) -> HKVD:
 
 
 def _lookup(model: Model, blender: LMCacheBlender, prompt: ChunkedPrompt) -> dict:
-    """Shares of the chunks' tokens that LMCache finds, all of which it has: joined by its own separator ids (`cut`), and
-    by the ids that the separator's text has (`whole`)."""
+    """Shares of the chunks' tokens that LMCache finds, all of which it has: joined by its own separator ids (`cut`),
+    and by the ids that the separator's text has (`whole`)."""
     whole = tuple(model.tokenizer.encode(blender.text, add_special_tokens=False))
     shares = {}
     for name, separator in (("cut", blender.separator), ("whole", whole)):

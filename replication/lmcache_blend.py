@@ -47,8 +47,7 @@ class LMCacheBlender:
     ):
         require_supported(model)
         self.model, self.text = model, separator
-        settings = model.lm.config
-        heads, size = settings.num_key_value_heads, settings.head_dim
+        heads, size = model.lm.config.num_key_value_heads, model.layers[0].self_attn.head_dim
         # vLLM's paged cache; LMCache's two buffers together have the size of one of its layers
         blocks = -(-2 * tokens // _BLOCK)
         self.pages = [torch.zeros(2, blocks, _BLOCK, heads, size, dtype=model.dtype) for _ in model.layers]
@@ -171,7 +170,7 @@ class Rotary:
     """The model's rotary embedding as vLLM's modules offer it: flat rows [n, heads * head dim], positions [n]."""
 
     def __init__(self, model: Model):
-        self.size = model.lm.config.head_dim
+        self.size = model.layers[0].self_attn.head_dim
         positions = torch.arange(model.context_length)[None]
         cos, sin = model.lm.base_model.rotary_emb(torch.empty(0, dtype=torch.float32), positions)
         half = self.size // 2
@@ -198,10 +197,11 @@ def require_supported(model: Model) -> None:
     """ReplicationError unless LMCache is installed and its blender knows this model."""
     require_lmcache()
     kind, rotary = type(model.lm).__name__, model.lm.config.rope_parameters.get("rope_type", "several")
-    if kind not in MODELS or rotary != "default" or model.device.type != "cpu":
+    dtype, device = str(model.dtype).removeprefix("torch."), model.device.type
+    if kind not in MODELS or (rotary, dtype, device) != ("default", "float32", "cpu"):
         raise ReplicationError(
-            f"LMCache's blender is compared on {' and '.join(MODELS)} with plain rotary embeddings on the CPU, not on "
-            f"{kind} ({rotary}) on {model.device.type}: choose another --model or --device"
+            f"LMCache's blender is compared on {' and '.join(MODELS)} with plain rotary embeddings, in float32 on the "
+            f"CPU, not on {kind} ({rotary} rotary, {dtype}, {device}): choose another --model, dtype or --device"
         )
 
 

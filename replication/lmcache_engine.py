@@ -44,7 +44,8 @@ def contained() -> Iterator[None]:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
             yield
     finally:
-        os.environ.clear()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
         os.environ.update(before)
         multiprocessing.set_start_method(start_method, force=True)
         if collecting:

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefills import kv, transformers_cache
@@ -14,7 +15,7 @@ from replication.errors import ReplicationError
 from replication.fuse import Prefill, fuse
 from replication.lmcache_blend import LMCacheBlender, join
 from replication.methods import Chunks, Method
-from replication.model import Model, load_model
+from replication.model import Model, load_model, wrap
 from replication.prompt import ChunkedPrompt, build_prompt, chain
 from replication.selectors.hkvd import HKVD
 from replication.store import MemoryStore
@@ -129,6 +130,17 @@ def test_the_same_on_real_weights(smollm2):
     referee.close()
 
 
+def test_the_same_on_another_family(model):
+    """Qwen2 adds biases to the projections."""
+    vocabulary = model.lm.config.vocab_size
+    other = wrap("tiny-qwen2", tiny_lm("qwen2", vocab_size=vocabulary), model.tokenizer)
+    referee = LMCacheBlender(other, tokens=512)
+    passages = [(1050,) * 5, (1002,) * 30, tuple(range(1010, 1030))]
+    for ratio in (0.15, 0.5):
+        check_against_ours(other, referee, prompt_of(passages, referee.separator), ratio)
+    referee.close()
+
+
 def test_the_registered_method_chooses_the_same(model, referee):
     """By way of its store and source, not only by the selector."""
     prompt = prompt_of([(1050,) * 5, (1002,) * 30, tuple(range(1010, 1030))], referee.separator)
@@ -214,6 +226,19 @@ def test_flash_attentions_mask_lets_recomputed_rows_see_later_tokens(model, refe
     found = slice(0, exact.report.reused)
     assert_equal_kv(exact, seen, range(found.stop), slice(0, 2))
     assert not torch.allclose(kv(exact.cache, found)[-1], kv(seen.cache, found)[-1], atol=0.01)
+
+
+def test_its_attention_is_not_told_where_the_picked_rows_stand():
+    """What its kernel gets for rows 0 and 1 is what it gets for rows 3 and 5: a causal mask for the last two rows."""
+    from lmcache.v1.compute.attention.metadata import LMCFlashAttnMetadata
+
+    told = []
+    for picked in ([0, 1], [3, 5]):
+        ends = torch.tensor([0, 6])
+        metadata = LMCFlashAttnMetadata(ends, torch.tensor([6]), ends, 6, 6)
+        metadata.update_from_top_indices(torch.tensor(picked))
+        told.append(str(metadata))
+    assert told[0] == told[1]
 
 
 def test_other_models_are_refused(tiny):
