@@ -10,16 +10,16 @@ from experiments.figures import PALETTE, around, read_summary, save, where
 LABELS = {
     "naive": ("naive concatenation", 3),
     "lmcache mask": ("LMCache: zeroed separators, FlashAttention's mask", 1),
-    "lmcache": ("LMCache: zeroed separators, exact mask", 1),
-    "ours": ("its rule: fresh separators, exact mask", 0),
-    "lmcache missing": ("LMCache, a passage missing", 1),
-    "ours missing": ("its rule, a passage missing", 0),
+    "lmcache": ("LMCache with an exact mask", 1),
+    "ours": ("ours: the same rule, fresh separators too", 0),
+    "lmcache missing": ("LMCache, exact mask, a passage not stored", 1),
+    "ours missing": ("ours, a passage not stored", 0),
 }
 USED = {
     "cut": ("LMCache, all stored", 1),
-    "lmcache missing": ("LMCache, a passage missing", 1),
-    "ours missing": ("ours, a passage missing", 0),
-    "whole": ("LMCache, joined by the\nseparator's own text", 1),
+    "lmcache missing": ("LMCache, a passage not stored", 1),
+    "ours missing": ("ours, a passage not stored", 0),
+    "whole": ("LMCache, all stored, joined\nby the separator's own text", 1),
 }
 
 
@@ -32,8 +32,8 @@ def differences_figure(folder: Path) -> None:
     left.set_xlabel("KL(full ‖ method) at first answer token, nats (mean, 95 % interval)")
     left.set_title("What each difference costs")
     _bars(right, {name: (*USED[name], summary["used"][name], 100, ".0f") for name in USED})
-    right.set_xlabel("stored tokens that are used, %")
-    right.set_xlim(0, 112)
+    right.set_xlabel("stored tokens that the request can use, %")
+    right.set_xlim(0, 118)
     right.set_title("What the look-up finds")
     figure.suptitle(f"{where(folder)}: LMCache's blender and its differences from the paper (n = {summary['n']})")
     save(figure, folder)
@@ -54,4 +54,5 @@ def _bars(axis, rows: dict) -> None:
         )
     axis.set_yticks(range(len(rows)), [row[0] for row in rows.values()])
     axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
     axis.margins(x=0.12)
