@@ -1,5 +1,7 @@
 """Chunk stores: keys, bounds, order of eviction, and what comes back."""
 
+import importlib.util
+
 import pytest
 import torch
 from chunks import assert_same, make_chunk
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from replication.chunk import ChunkKV
 from replication.errors import ReplicationError
+from replication.lmcache_store import LMCacheMemory
 from replication.store import DirectoryStore, MemoryStore, chunk_key
 
 TOKENS = st.lists(st.integers(0, 3), max_size=4).map(tuple)
@@ -42,9 +45,17 @@ def test_key_refuses_fractional_ids():
         chunk_key("model", [1.5], dtype="f")
 
 
-@pytest.fixture(params=["memory", "directory"])
+NEEDS_LMCACHE = pytest.mark.skipif(
+    importlib.util.find_spec("lmcache") is None,
+    reason="LMCache is not installed: run `bash scripts/engines/lmcache.sh`",
+)
+
+
+@pytest.fixture(params=["memory", "directory", pytest.param("lmcache", marks=NEEDS_LMCACHE)])
 def new_store(request, tmp_path):
     def make(max_bytes=None):
+        if request.param == "lmcache":
+            return LMCacheMemory(max_bytes or 2**20)
         return MemoryStore(max_bytes) if request.param == "memory" else DirectoryStore(tmp_path / "kv", max_bytes)
 
     return make
