@@ -31,6 +31,8 @@ STYLE = {  # method -> (label, colour, marker)
     "uniform": ("uniform stride", PALETTE[8], "o"),
     "lowest": ("lowest deviation", PALETTE[6], "v"),
     "oracle": ("oracle", "black", "*"),
+    "map-reduce": ("MapReduce", "black", "<"),
+    "map-rerank": ("MapRerank", PALETTE[8], ">"),
 }
 CURVES = ("cacheblend-paper", "first-k", "random")
 FACTORS = {

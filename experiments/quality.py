@@ -1,7 +1,6 @@
 """Quality over the chunks' number, length, order and retrieval, and the ratio (A-01, A-09..A-11, A-13, A-15).
 
-One run is one sweep on one data set, and has a results folder of its own: <data set>-<sweep>. MapReduce and MapRerank
-answer without one prefill of the whole prompt; they belong beside `record_quality` in `_measure`.
+One run is one sweep on one data set, and has a results folder of its own: <data set>-<sweep>.
 """
 
 from dataclasses import dataclass
@@ -9,11 +8,13 @@ from pathlib import Path
 
 from experiments.cells import GATE, Cell, gate, record_quality, record_times
 from experiments.common import Inputs, RagConfig, by_cell, identify, require_positive
+from experiments.pipelines import record_pipelines
 from experiments.quality_figure import sweep_figure
 from experiments.quality_summary import at, summary
 from experiments.sweeps import SWEEPS, load_value, sweep_inputs
 from replication.caches.embedding import embedder_directory
 from replication.errors import ReplicationError
+from replication.mapping import PIPELINES
 from replication.methods import METHODS, make_method
 from replication.model import load_model
 from replication.records import RunFolder
@@ -27,7 +28,7 @@ class Config(RagConfig):
     """sweep: what is varied (a name in SWEEPS) over `values` (none: the sweep's own).
 
     curve: methods measured at all `ratios` (in the ratio sweep: at all values); methods: measured at `ratio`, where
-    they take one. pool: examples whose passages are retrieved from. timed: prompts of each value that are timed, each
+    they take one. pipelines: ways to answer passage by passage. pool: examples whose passages are retrieved from. timed: prompts of each value that are timed, each
     in `rounds` interleaved rounds after one warm-up round.
     """
 
@@ -38,6 +39,7 @@ class Config(RagConfig):
     ratios: tuple[float, ...] = (0.05, 0.15, 0.3, 0.5)
     methods: tuple[str, ...] = ("naive", "full-reuse", "shared-prefix", "first-k", "random")
     ratio: float = 0.15
+    pipelines: tuple[str, ...] = ()
     pool: int = 100
     timed: int = 2
     rounds: int = 3
@@ -55,6 +57,10 @@ class Config(RagConfig):
             raise ReplicationError(f"pool must be at least n, which is {self.n}, not {self.pool}")
         for chosen in self.cells():
             make_method(*chosen)
+        for name in self.pipelines:
+            PIPELINES[name]
+        if self.pipelines and sweep.arrange:
+            raise ReplicationError(f"pipelines read passage by passage, which the sweep '{self.sweep}' rearranges")
         if not {("full-reuse", 0.0), (self.curve[0], self.ratio)} <= set(self.cells()):
             raise ReplicationError(f"full-reuse must be among the methods, and ratio {self.ratio} among the ratios")
 
@@ -111,6 +117,7 @@ def _measure(config: Config, folder: RunFolder, inputs: Inputs, value: float) ->
     cells = [c for c in config.cells() if c not in GATE]
     answered = cells if any(passed.values()) else []
     record_quality(folder, inputs, config.style, cells, answered, f"{config.sweep} {value:g}", value=value)
+    record_pipelines(folder, inputs, config.style, config.pipelines if answered else (), value=value)
     timed = Inputs(inputs.model, inputs.examples[: config.timed], inputs.prompts[: config.timed])
     record_times(folder, timed, config.cells(), config.rounds, value=value)
 

@@ -64,7 +64,7 @@ def _series(summary: dict) -> dict[str, list[tuple]]:
 
 
 def _kl(place: dict, cell: str) -> dict | None:
-    return place["cells"][cell]["kl_first"] if cell != "full" else None
+    return place["cells"][cell].get("kl_first") if cell != "full" else None
 
 
 def _nll_loss(place: dict, cell: str) -> dict | None:

@@ -4,7 +4,9 @@ import numpy as np
 
 from experiments.cells import FIDELITY, gate, paired, speedups
 from experiments.common import by_cell, means
+from experiments.pipelines import SPEEDUPS, pipeline_speedups
 from experiments.sweeps import SWEEPS
+from replication.mapping import PIPELINES
 from replication.measure import cell
 from replication.stats import RESAMPLES, equivalence, mean_ci, paired_difference, wilson
 
@@ -56,7 +58,9 @@ class _Place:
         cells = {name: means(list(found.values()), reported) for name, found in self.quality.items()}
         for name, speeds in speedups(self.records).items():
             cells[name] |= speeds
-        equal = {name: self._equivalence(name) for name in self._others()}
+        for name in self._pipelines():
+            cells[name] |= pipeline_speedups(list(self.quality[name].values()))
+        equal = {name: self._equivalence(name) for name in self.methods()}
         return {
             "cells": cells,
             "tokens": mean_ci([row["tokens"] for row in self.quality["full"].values()]),
@@ -64,10 +68,11 @@ class _Place:
             "answerable": self._answerable(reported),
             "equivalence": equal,
             "no_loss": {name: e if e and e["decided"] else None for name, e in equal.items()},
-            "nll_loss": {name: self.difference("nll", name, "full") for name in self._others()},
-            "gain": {name: self.difference(self.first, name, "full-reuse") for name in self._others()},
-            "nll_gain": {name: self.difference("nll", "full-reuse", name) for name in self._others()},
+            "nll_loss": {name: self.difference("nll", name, "full") for name in self.methods()},
+            "gain": {name: self.difference(self.first, name, "full-reuse") for name in self.methods()},
+            "nll_gain": {name: self.difference("nll", "full-reuse", name) for name in self.methods()},
             "needed": {name: self.needed(name) for name in LIMITS},
+            "versus": {name: self._versus(name, cells) for name in PIPELINES},
         }
 
     def difference(self, metric: str | None, a: str, b: str) -> dict | None:
@@ -95,8 +100,20 @@ class _Place:
         rows = self.quality[self.ratios.get(least, "full")].values()
         return {"value": least, "low": low, "high": high, "n": n, "ceiling": np.mean([row["ceiling"] for row in rows])}
 
-    def _others(self) -> list[str]:
-        return [name for name in self.quality if name not in ("full", "no-context")]
+    def methods(self) -> list[str]:
+        return [name for name in self.quality if name not in ("full", "no-context", *PIPELINES)]
+
+    def _pipelines(self) -> list[str]:
+        return [name for name in self.quality if name in PIPELINES]
+
+    def _versus(self, name: str, cells: dict) -> dict:
+        """CacheBlend's first metric less the pipeline's, and how many times faster CacheBlend's TTFT is than the
+        pipeline's, passage by passage and with all passages at the same time; None where it was not measured."""
+        ours = cells[self.blend].get("speedup") if name in self._pipelines() else None
+        return {
+            "first": self.difference(self.first if name in self._pipelines() else None, self.blend, name),
+            **{key: ours and ours["median"] / cells[name][key]["median"] for key in SPEEDUPS},
+        }
 
     def _equivalence(self, name: str) -> dict | None:
         if self.first is None:
@@ -123,7 +140,6 @@ def _least(losses: np.ndarray, limit: float) -> np.ndarray:
 def _trend(places: list[_Place]) -> dict:
     """How much wider the gap to full prefill is at the last value than at the first (positive: wider), paired; and how
     full prefill's own metric changes from the first value to the second, and from the last but one to the last."""
-    names = [n for n in places[0].quality if n not in ("full", "no-context")]
     first, last = places[0], places[-1]
     metric = first.first if all(place.first for place in places) else None
     steps = {"early": places[:2], "late": places[-2:]}
@@ -133,7 +149,7 @@ def _trend(places: list[_Place]) -> dict:
                 "nll": paired_difference(last.losses(name, "nll"), first.losses(name, "nll")),
                 "first": metric and paired_difference(last.losses(name, metric), first.losses(name, metric)),
             }
-            for name in names
+            for name in first.methods()
         },
         "full": {
             name: metric and paired_difference(*(_values(place, "full", metric) for place in (later, earlier)))
@@ -166,8 +182,7 @@ def _spread(places: list[_Place]) -> dict:
             "nll": _deviation(places, name, "nll"),
             "first": metric and _deviation(places, name, metric),
         }
-        for name in places[0].quality
-        if name != "no-context"
+        for name in ("full", *places[0].methods())
     }
 
 

@@ -17,7 +17,8 @@ from replication.retrieval import nearest
 class Sweep:
     """values: the default ones; axis: their name in figures; least: the smallest that makes sense.
 
-    passages(config, value): how many an example is loaded with. arrange(prompt, value): the prompt as it is asked.
+    passages(config, value): how many an example is loaded with. arrange(prompt, value): the prompt as it is asked;
+    None where its chunks are the passages in their order.
     prompts: False where the values are recompute ratios, over one prompt an example.
     """
 
@@ -25,7 +26,7 @@ class Sweep:
     axis: str
     least: float
     passages: Callable[[RagConfig, float], int] = lambda config, value: config.passages
-    arrange: Callable[[ChunkedPrompt, float], ChunkedPrompt] = lambda prompt, value: prompt
+    arrange: Callable[[ChunkedPrompt, float], ChunkedPrompt] | None = None
     prompts: bool = True
 
 
@@ -55,10 +56,9 @@ def sweep_inputs(config, model: Model) -> tuple[dict[float, Inputs], dict]:
     inputs = {}
     for value, found in examples.items():
         prompts = [
-            arrange(build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context_length), value)
-            for e in found
+            build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context_length) for e in found
         ]
-        inputs[value] = Inputs(model, found, prompts)
+        inputs[value] = Inputs(model, found, [arrange(p, value) for p in prompts] if arrange else prompts)
     return inputs, identity
 
 

@@ -15,6 +15,7 @@ from replication.metrics.cost import ceiling
 from replication.model import Model
 from replication.prompt import ChunkedPrompt, PromptFormat, answer_ids
 from replication.store import MemoryStore
+from replication.task import Task
 
 BASELINE = "transformers"
 
@@ -91,16 +92,19 @@ def answer_quality(
         scores["rank"] = float(rank_correct(*_likelihoods(model, prefill, example, style)))
     stop = [FirstLine(model.tokenizer, len(prompt))]
     text = first_line(generate(model, prompt.ids, prefill, style.task.new_tokens, stopping_criteria=stop))
+    return scores | text_scores(model, text, example, style.task)
+
+
+def text_scores(model: Model, text: str, example: RagExample, task: Task) -> dict[str, float]:
+    """The task's metrics of an answer's text, `rank` aside."""
     tokens = functools.partial(_token_ids, model)
-    for name, metric in {
+    known = {
         "f1": token_f1,
         "f1_tokens": functools.partial(token_f1, split=tokens),
         "em": exact_match,
         "rouge_l": rouge_l,
-    }.items():
-        if name in style.task.metrics:
-            scores[name] = metric(text, example.answers)
-    return scores
+    }
+    return {name: metric(text, example.answers) for name, metric in known.items() if name in task.metrics}
 
 
 def _likelihoods(model: Model, prefill: Prefill, example: RagExample, style: PromptFormat) -> tuple[float, list[float]]:

@@ -178,6 +178,8 @@ def test_retrieval_takes_the_nearest_passages_of_the_pool_first(tiny_directory):
         ({"methods": ("naive",)}, "full-reuse must be among the methods"),
         ({"sweep": "retrieval", "pool": 2}, "pool must be at least n, which is 40"),
         ({"curve": ()}, "curve needs at least one method"),
+        ({"pipelines": ("map-reduse",)}, "did you mean map-reduce"),
+        ({"pipelines": ("map-reduce",), "sweep": "length"}, "passage by passage, which the sweep 'length' rearranges"),
         ({"methods": ("full-reuse", "rondom")}, "did you mean random"),
     ],
 )
@@ -189,6 +191,27 @@ def test_bad_settings(changes, message):
 def test_data_are_checked_at_every_value_before_the_run(tiny_directory):
     with pytest.raises(ReplicationError, match="no unused invented value"):
         quality.check(config(tiny_directory, "chunks", values=(2, 601)))
+
+
+def test_pipelines_are_compared_by_answers_and_time(tiny_directory, tmp_path):
+    settings = config(tiny_directory, "ratio", pipelines=("map-reduce",), methods=("full-reuse",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "gate", lambda *_: {"open": {"f1": True}})  # a random model's answers are all wrong
+        folder = run_one("quality", settings, tmp_path)
+    records = read_records(folder)
+    seconds = [r["seconds"] for r in records if r["kind"] == "quality" and r["cell"] == "map-reduce"]
+    assert len(seconds) == SMALL["n"]
+    assert all(s["parallel"] < s["ttft"] for s in seconds)
+    for record in records:
+        if record["kind"] == "quality":
+            level = {"no-context": 0.0, "map-reduce": 0.5}.get(record["cell"], 0.75)
+            record |= {name: level for name in ("f1", "f1_tokens", "em", "rank")}
+    found = quality.summarise(records, settings)
+    versus, cells = found["versus"], found["cells"]
+    assert versus["map-reduce"]["first"]["mean"] == 0.25
+    speeds = [cells[name]["speedup"]["median"] for name in ("cacheblend-paper@15", "map-reduce")]
+    assert versus["map-reduce"]["speedup"] == pytest.approx(speeds[0] / speeds[1])
+    assert versus["map-rerank"] == {"first": None, "speedup": None, "speedup_parallel": None}
 
 
 def test_the_pilot_says_what_n_a_margin_needs(tiny_directory, tmp_path):
