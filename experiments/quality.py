@@ -28,8 +28,8 @@ class Config(RagConfig):
     """sweep: what is varied (a name in SWEEPS) over `values` (none: the sweep's own).
 
     curve: methods measured at all `ratios` (in the ratio sweep: at all values); methods: measured at `ratio`, where
-    they take one. pipelines: ways to answer passage by passage. pool: examples whose passages are retrieved from. timed: prompts of each value that are timed, each
-    in `rounds` interleaved rounds after one warm-up round.
+    they take one. pipelines: ways to answer passage by passage. pool: examples whose passages are retrieved from.
+    timed: prompts of each value that are timed, each in `rounds` interleaved rounds after one warm-up round.
     """
 
     n: int = 40

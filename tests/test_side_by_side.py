@@ -313,7 +313,7 @@ def test_ratios_are_to_full_prefill_on_the_same_requests():
         {"ratio": 0},
         {"threshold": 1.5},
         {"on": "yesterday"},
-        {"api_model": "claude-opus-5-5"},
+        {"api_model": "claude-mythos-preview"},
         {"traps": 1.0},
     ],
 )
