@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replication.caches import response
+from replication.caches import bounded, response
 from replication.caches.response import ResponseCache, encode_request, is_deterministic, request_key
 from replication.errors import ReplicationError
 
@@ -51,8 +51,9 @@ def exactly(value):
     return (type(value).__name__, repr(value))
 
 
-def test_the_example_runs():
-    assert doctest.testmod(response).failed == 0
+@pytest.mark.parametrize("module", [bounded, response])
+def test_the_example_runs(module):
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("field", [*REQUEST, "a_field_of_tomorrow"])
@@ -198,7 +199,7 @@ def test_processes_that_share_a_file_never_see_a_wrong_or_torn_answer(tmp_path):
     cache = ResponseCache(path, max_bytes=20_000)
     assert sum(wrong) == 0
     assert 0 < cache.nbytes <= 20_000
-    stored = sqlite3.connect(path).execute("SELECT length(body) FROM responses").fetchall()
+    stored = sqlite3.connect(path).execute("SELECT length(body) FROM entries").fetchall()
     assert cache.nbytes == sum(size for (size,) in stored)
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
