@@ -7,10 +7,16 @@ import numpy as np
 from tqdm import tqdm
 
 from replication.caches.embedding import DEFAULT, Embedder, embedder_directory
+from replication.caches.gates import same_content, same_polarity
 from replication.data.pairs import LoadedPairs, load_pairs
 from replication.runner import check_device
 
 BATCH = 64
+# S-44: the range of published defaults
+PUBLISHED = (0.75, 0.8, 0.85, 0.9, 0.95, 0.97)
+# Remedies get the most permissive published threshold, so that the check and not the threshold decides.
+LOOSE = PUBLISHED[0]
+GATES = {"polarity": same_polarity, "content": same_content}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What finding the nearest question costs (S-40, S-41): exact search and a graph by entries, and a whole request."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +22,16 @@ from replication.stats import median_iqr, wilson
 
 TITLE = "Semantic cache: recall and latency of exact search and of a graph, by entries"
 MIXED = 3
+PIECE = 50_000
 # float32 sums of 384 products differ in the last digits with their order
 SAME_SCORE = 1e-5
 
 
 @dataclass(frozen=True)
 class Config(PairConfig):
-    """sizes: entries of the index: the set's stored questions, then mixtures of three of them. queries: asked
-    questions, all searched for recall; timed: how many of them are timed, one at a time, in each of `rounds` rounds.
-    efforts: efSearch of the graph. threshold: of a hit."""
+    """sizes: entries of the index: the set's stored questions, each once, then mixtures of three of them. queries:
+    asked questions, all searched for recall; timed: how many of them are timed, one at a time, in each of `rounds`
+    rounds. efforts: efSearch of the graph. threshold: of a hit."""
 
     sizes: tuple[int, ...] = (1_000, 10_000, 100_000)
     queries: int = 500
@@ -51,9 +53,12 @@ def check(config: Config) -> None:
 def run(config: Config, folder: RunFolder) -> None:
     """Each size in turn: recall of every effort, then latencies, interleaved; then whole requests."""
     embedder = load_embedder(config.model, config.device)
+    _require_memory(max(config.sizes), embedder.dimension)
     loaded = load_readable(config, embedder)
     identify(folder, {"embedder": embedder.weights, "data": loaded.provenance})
-    stored = embed_all(embedder, [pair.stored for pair in loaded.pairs], "stored questions")
+    # what a cache holds: a question once
+    questions = list(dict.fromkeys(pair.stored for pair in loaded.pairs))[: max(config.sizes)]
+    stored = embed_all(embedder, questions, "stored questions")
     queries = embed_all(embedder, [pair.asked for pair in loaded.pairs[: config.queries]], "asked questions")
     if not folder.done(("largest_error",)):
         # of a dot product taken for a cosine
@@ -61,25 +66,41 @@ def run(config: Config, folder: RunFolder) -> None:
         folder.append({"kind": "norms", "largest_error": float(np.abs(norms - 1).max())})
     for size in config.sizes:
         if ("timing", size, config.rounds - 1) not in folder.done(("kind", "size", "round")):
-            _measure(config, folder, grown(stored, size, config.seed), queries)
+            _measure(config, folder, size, stored, queries)
     _requests(config, folder, loaded.pairs, embedder)
 
 
-def grown(vectors: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """`size` unit vectors: the given ones [n, dimension] first, then random mixtures of MIXED of them, which lie where
-    real questions do, as random directions would not."""
+def _require_memory(size: int, dimension: int) -> None:
+    """ReplicationError unless the machine has the memory for both indexes of `size` entries, before hours of work."""
+    needed = size * (2 * 4 * dimension + 4 * 2 * GraphIndex.LINKS) + 2**30  # vectors twice, links, all the rest
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > installed:
+        raise ReplicationError(
+            f"{size:,} entries take {needed / 2**30:.0f} GiB of memory and this machine has {installed / 2**30:.0f}: "
+            "choose smaller sizes"
+        )
+
+
+def grown(vectors: np.ndarray, size: int, seed: int) -> Iterator[np.ndarray]:
+    """`size` unit vectors in pieces: the given ones [n, dimension] first, then random mixtures of MIXED of them, which
+    lie where real questions do, as random directions would not. A larger size extends a smaller one."""
+    yield vectors[:size]
     rng = np.random.default_rng(seed)
-    missing = max(0, size - len(vectors))
-    mixed = np.zeros((missing, vectors.shape[1]), np.float32)
-    for weights in rng.dirichlet(np.ones(MIXED), missing).astype(np.float32).T:
-        mixed += weights[:, None] * vectors[rng.integers(len(vectors), size=missing)]
-    return np.concatenate([vectors[:size], unit(mixed)])
+    for begun in range(len(vectors), size, PIECE):
+        # a piece is drawn whole and then cut
+        weights = rng.dirichlet(np.ones(MIXED), PIECE).astype(np.float32)
+        parents = rng.integers(len(vectors), size=(PIECE, MIXED))
+        mixed = np.einsum("pm,pmd->pd", weights, vectors[parents])
+        yield unit(mixed[: size - begun])
 
 
-def _measure(config: Config, folder: RunFolder, entries: np.ndarray, queries: np.ndarray) -> None:
-    size, dimension = entries.shape
+def _measure(config: Config, folder: RunFolder, size: int, stored: np.ndarray, queries: np.ndarray) -> None:
+    dimension = stored.shape[1]
     exact, graph = ExactIndex(dimension), GraphIndex(dimension)
-    seconds = {name: _timed(index.add, entries) for name, index in (("exact", exact), ("graph", graph))}
+    seconds = {"exact": 0.0, "graph": 0.0}
+    for piece in tqdm(grown(stored, size, config.seed), f"building {size:,} entries", unit="piece"):
+        for name, index in (("exact", exact), ("graph", graph)):
+            seconds[name] += _timed(index.add, piece)
     done = folder.done(("kind", "size", "effort"))
     best = exact.search(queries)[0][:, 0]
     for effort in config.efforts:
@@ -87,7 +108,7 @@ def _measure(config: Config, folder: RunFolder, entries: np.ndarray, queries: np
             found = _recall(config, graph, effort, queries, best)
             folder.append({"kind": "recall", "size": size, "effort": effort, **found})
     if ("build", size) not in folder.done(("kind", "size")):
-        folder.append({"kind": "build", "size": size, "seconds": seconds})
+        folder.append({"kind": "build", "size": size, "real": min(size, len(stored)), "seconds": seconds})
     indexes = {"exact": (exact, None), **{f"graph@{effort}": (graph, effort) for effort in config.efforts}}
     for number in tqdm(range(-1, config.rounds), f"{size:,} entries", unit="round"):
         seconds = _search_seconds(indexes, queries[: config.timed], number + 1)
@@ -175,8 +196,8 @@ def _request(cache: SemanticCache, counting: _Counting, question: str, seconds: 
 
 
 def summarise(records: list[dict], config: Config) -> dict:
-    """Per size and index: search latency and recall; of whole requests: hit, miss and store, the embedding's share,
-    and embeddings per request, storing included."""
+    """Per size and index: search latency, recall, how many entries are real questions, and the time to build it; of
+    whole requests: hit, miss and store, the embedding's share, and embeddings per request, storing included."""
     sizes = {}
     for size in dict.fromkeys(r["size"] for r in records if r["kind"] == "timing"):
         rows = [r for r in records if r.get("size") == size]
@@ -203,7 +224,8 @@ def _indexes(rows: list[dict]) -> dict:
 
 
 def _build(rows: list[dict]) -> dict:
-    return {"build_seconds": next(r["seconds"] for r in rows if r["kind"] == "build")}
+    build = next(r for r in rows if r["kind"] == "build")
+    return {"build": build["seconds"], "real": build["real"]}
 
 
 def _whole(rows: list[dict]) -> dict:

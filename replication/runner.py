@@ -178,8 +178,11 @@ def model_source(model: str) -> str | Path:
     near = difflib.get_close_matches(model, EMBEDDED, n=1)
     if near:
         raise ReplicationError(f"unknown model '{model}'; did you mean {near[0]}?")
+    from huggingface_hub.utils import logging
     from transformers import AutoConfig  # slow to import, and only a hub id needs it
 
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # lines about retries would come before the one that says what to do
     try:
         AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -187,6 +190,8 @@ def model_source(model: str) -> str | Path:
             f"cannot reach model '{model}': give one of {', '.join(EMBEDDED)}, a directory that holds a transformers "
             "model, or a hub id with internet"
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
     return model
 
 

@@ -85,6 +85,16 @@ def equivalence_n(deviation: float, margin: float, power: float = 0.8, alpha: fl
     return low
 
 
+def difference_of_means(a: Sequence[float], b: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
+    """mean, low, high, n of mean(a) - mean(b), two groups that were drawn apart: bootstrap interval; n: of both."""
+    first, second = _checked(a), _checked(b)
+    n = len(first) + len(second)
+    if min(len(first), len(second)) == 0:
+        return _estimate(None, None, None, n)
+    bounds = _bootstrap((first, second), _difference, seed, level, paired=False)
+    return _estimate(_difference(first, second), *bounds, n)
+
+
 def ratio_of_means(a: Sequence[float], b: Sequence[float], seed: int = 0, level: float = 0.95) -> dict:
     """mean, low, high, n of mean(a) / mean(b): bootstrap interval over pairs; mean is None when mean(b) is 0."""
     first, second = _paired(a, b)
@@ -138,17 +148,20 @@ def _ratio(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
     return a.mean(axis=axis) / b.mean(axis=axis)
 
 
+def _difference(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    return a.mean(axis=axis) - b.mean(axis=axis)
+
+
 def _exceeds(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
     a, b = np.moveaxis(a, axis, -1)[..., :, None], np.moveaxis(b, axis, -1)[..., None, :]
     return ((b > a) + 0.5 * (b == a)).mean(axis=(-2, -1))
 
 
 def _bootstrap(
-    data: tuple[np.ndarray, ...], statistic: Callable, seed: int, level: float
+    data: tuple[np.ndarray, ...], statistic: Callable, seed: int, level: float, paired: bool = True
 ) -> tuple[float | None, float | None]:
-    """Interval of a statistic over n examples, the same ones drawn from every array of `data`."""
-    n = len(data[0])
-    if n < 2:
+    """Interval of a statistic; paired: the same examples are drawn from every array of `data`, which are as long."""
+    if min(map(len, data)) < 2:
         return None, None
     # BCa has no answer when the resampled statistics are all equal or all on one side; percentiles still have.
     for method in ("BCa", "percentile"):
@@ -158,9 +171,9 @@ def _bootstrap(
                 data,
                 statistic,
                 n_resamples=RESAMPLES,
-                batch=max(1, _BATCH_VALUES // n),
+                batch=max(1, _BATCH_VALUES // max(map(len, data))),
                 vectorized=True,
-                paired=len(data) > 1,
+                paired=paired and len(data) > 1,
                 confidence_level=level,
                 method=method,
                 rng=np.random.default_rng(seed),

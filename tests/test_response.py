@@ -193,7 +193,7 @@ def test_processes_that_share_a_file_never_see_a_wrong_or_torn_answer(tmp_path):
     cache = ResponseCache(path, max_bytes=20_000)
     assert sum(wrong) == 0
     assert 0 < cache.nbytes <= 20_000
-    stored = sqlite3.connect(path).execute("SELECT length(body) FROM responses").fetchall()
+    stored = sqlite3.connect(path).execute("SELECT length(body) FROM entries").fetchall()
     assert cache.nbytes == sum(size for (size,) in stored)
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

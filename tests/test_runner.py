@@ -1,6 +1,7 @@
 """Finding, configuring, running and resuming experiments, with small invented ones."""
 
 import json
+import logging
 import sys
 
 import pytest
@@ -230,6 +231,23 @@ def test_models_that_cannot_be_loaded(tmp_path):
         runner.model_source("smolm2-135m")
     with pytest.raises(ReplicationError, match="no transformers model"):
         runner.model_source(str(tmp_path))
+
+
+def test_a_model_out_of_reach_is_one_error_without_lines_about_retries(monkeypatch, caplog):
+    constants = "huggingface_hub.constants"
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    hub = logging.getLogger("huggingface_hub")
+    hub.addHandler(caplog.handler)
+    before = hub.level
+    with pytest.raises(ReplicationError, match="cannot reach model 'nobody/no-such-model': give one of"):
+        runner.model_source("nobody/no-such-model")
+    assert not caplog.records
+    assert hub.level == before
+    hub.removeHandler(caplog.handler)
 
 
 def test_paths_are_shown_from_the_current_folder(tmp_path, monkeypatch):

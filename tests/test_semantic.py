@@ -4,7 +4,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +59,26 @@ def test_the_graph_finds_the_neighbours_of_few_rows_and_true_scores(stored):
     scores, rows = graph.search(stored)
     np.testing.assert_allclose(scores[:, 0], (stored * stored[rows[:, 0]]).sum(1), atol=1e-5)
     assert recall(exact.search(stored)[1], rows) == 1.0
+
+
+@pytest.mark.parametrize("name", INDEXES)
+@settings(max_examples=30, deadline=None)
+@given(vectors, st.sets(st.integers(0, 59)))
+def test_removed_rows_are_not_found_and_the_others_keep_their_numbers(name, stored, gone):
+    index_, gone = INDEXES[name](DIMENSION), {row for row in gone if row < len(stored)}
+    half = len(stored) // 2
+    for rows, removed in ((stored[:half], [r for r in gone if r < half]), (stored[half:], [*gone, *gone])):
+        index_.add(rows) if len(rows) else None
+        for row in removed:
+            index_.remove(row)
+    left = [row for row in range(len(stored)) if row not in gone]
+    scores, rows = index_.search(stored)
+    assert (index_.removed, len(index_)) == (len(gone), len(stored))
+    if left:
+        assert set(rows[:, 0].tolist()) <= set(left)
+        np.testing.assert_allclose(scores[:, 0], (stored @ stored[left].T).max(1), atol=1e-5)
+    else:
+        assert (rows == -1).all()
 
 
 def test_more_effort_gives_more_recall():
@@ -211,7 +233,6 @@ def test_an_unknown_index_is_named():
 def test_storing_again_replaces_the_answer(tmp_path):
     cache = cache_of("a b", "c d", path=tmp_path / "s.db")
     cache.store(cache.look_up("a b"), "new")
-    cache.close()
     again = SemanticCache(WordEmbedder(), path=tmp_path / "s.db")
     for each in (cache, again):
         assert each.look_up("a b").answer == "new"
@@ -248,32 +269,169 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         SemanticCache(WordEmbedder(), path=tmp_path / "s.db")
 
 
+# bounds
+
+VECTOR_BYTES = 4 * DIMENSION
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("store"), st.sampled_from("abcdef"), st.integers(0, 30)),
+        st.tuples(st.just("ask"), st.sampled_from("abcdefg"), st.just(0)),
+        st.tuples(st.just("wait"), st.just(""), st.integers(1, 8)),
+    ),
+    max_size=40,
+)
+
+
+class Kept:
+    """What a bounded cache must hold: question -> (answer, when it expires), the least recently used first."""
+
+    def __init__(self, ttl: int, bound: int):
+        self.ttl, self.bound, self.now, self.entries = ttl, bound, 0, {}
+
+    def store(self, question: str, answer: str) -> bool:
+        self.drop_expired()
+        if self.size(question, answer) > self.bound:
+            return False
+        self.entries.pop(question, None)
+        self.entries[question] = (answer, self.now + self.ttl)
+        while self.nbytes > self.bound:
+            self.entries.pop(next(iter(self.entries)))
+        return True
+
+    def drop_expired(self) -> None:
+        self.entries = {q: e for q, e in self.entries.items() if e[1] > self.now}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.size(question, answer) for question, (answer, _) in self.entries.items())
+
+    @staticmethod
+    def size(question: str, answer: str) -> int:
+        return len(question) + len(answer) + VECTOR_BYTES
+
+
+@pytest.mark.parametrize("name", INDEXES)
+@settings(max_examples=40, deadline=None)
+@given(steps, st.lists(st.booleans(), min_size=40, max_size=40), st.integers(1, 4))
+def test_no_expired_or_dropped_entry_is_found_by_any_cache_on_the_file(name, steps, turns, room):
+    """Two caches take turns on one file; a third, opened at the end, agrees with them."""
+    kept = Kept(ttl=10, bound=room * (VECTOR_BYTES + 20))
+    bounds = {"ttl_seconds": kept.ttl, "max_bytes": kept.bound, "clock": lambda: kept.now}
+    words = dict(zip("abcdefg", WordEmbedder().encode(list("abcdefg")), strict=True))
+
+    def check(looked: LookUp) -> None:
+        kept.drop_expired()
+        answer, _ = kept.entries.get(looked.question, (None, 0))
+        assert looked.answer == answer
+        if kept.entries:
+            best = max(kept.entries, key=lambda word: words[word] @ words[looked.question])
+            assert looked.nearest == best
+            assert looked.score == pytest.approx(float(words[best] @ words[looked.question]), abs=1e-5)
+        else:
+            assert (looked.nearest, looked.score) == (None, None)
+        if answer is not None:
+            kept.entries[looked.question] = kept.entries.pop(looked.question)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "s.db")
+        caches = [SemanticCache(WordEmbedder(), 0.9999, name, path=path, **bounds) for _ in range(2)]
+        for number, ((step, word, size), turn) in enumerate(zip(steps, turns, strict=False)):
+            if step == "wait":
+                kept.now += size
+            elif step == "ask":
+                check(caches[turn].look_up(word))
+            else:
+                answer = str(number).ljust(size)
+                assert caches[turn].store(LookUp(word, words[word]), answer) == kept.store(word, answer)
+                assert caches[turn].nbytes <= kept.bound
+        caches.append(SemanticCache(WordEmbedder(), 0.9999, name, path=path, **bounds))
+        for cache in caches:
+            for word in words:
+                check(cache.look_up(word))
+            cache.close()
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_dropped_entries_do_not_pile_up_in_the_index(name):
+    cache = SemanticCache(WordEmbedder(), index=name, max_bytes=10 * (VECTOR_BYTES + 20))
+    for number in range(300):
+        cache.store(cache.look_up(f"word{number}"), "yes")
+    assert 10 <= len(cache) <= 20
+    assert len(cache._index) <= 2 * len(cache) + 1
+    assert cache.look_up("word299").answer == "yes"
+    assert cache.look_up("word0").nearest != "word0"
+
+
+def test_a_graph_whose_way_leads_through_dropped_entries_alone_is_built_anew():
+    """Around the question lie more dropped entries than the search keeps candidates."""
+    rng, now = np.random.default_rng(0), [0.0]
+    (centre,) = unit(rng.normal(size=(1, DIMENSION)))
+    cache = SemanticCache(WordEmbedder(), -1, "graph", ttl_seconds=10, clock=lambda: now[0])
+    for number, vector in enumerate(unit(centre + 0.01 * rng.normal(size=(400, DIMENSION)))):
+        cache.store(LookUp(f"near {number}", vector), "old")
+    now[0] = 5.0
+    far = unit(-centre + 0.01 * rng.normal(size=(450, DIMENSION)))
+    for number, vector in enumerate(far):
+        cache.store(LookUp(f"far {number}", vector), "new")
+    now[0] = 10.0
+    looked = cache.look_up_vector("asked", centre)
+    assert looked.answer == "new"
+    assert looked.score == pytest.approx(float((far @ centre).max()), abs=1e-5)
+
+
+def test_an_entry_that_expires_while_it_is_checked_is_not_served():
+    now = [0.0]
+
+    def slow(asked, stored) -> bool:
+        now[0] += 10
+        return True
+
+    cache = cache_of("a b", ttl_seconds=10, accept=slow, clock=lambda: now[0])
+    assert cache.look_up("a b").answer is None
+
+
+@pytest.mark.parametrize("bounds", [{"ttl_seconds": 0}, {"max_bytes": 0}, {"ttl_seconds": float("nan")}])
+def test_bounds_that_keep_nothing_are_refused(bounds):
+    with pytest.raises(ReplicationError, match="semantic cache must be above 0"):
+        SemanticCache(WordEmbedder(), **bounds)
+
+
 _WRITER = """
 import sys
 from embedders import WordEmbedder
 from replication.caches.semantic import SemanticCache
-cache = SemanticCache(WordEmbedder(), path=sys.argv[1])
+cache = SemanticCache(WordEmbedder(), 0.9999, path=sys.argv[1], max_bytes=int(sys.argv[2]))
 for number in range(10**9):
     cache.store(cache.look_up(f"question {number}"), f"answer {number} " * 500)
     print(number, flush=True)
 """
 
 
-def test_a_killed_writer_loses_at_most_the_entry_it_was_writing(tmp_path):
+@pytest.mark.parametrize("max_bytes", [2**40, 100_000], ids=["roomy", "bounded"])
+def test_a_killed_writer_loses_at_most_the_entry_it_was_writing(tmp_path, max_bytes):
     path = tmp_path / "s.db"
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    writer = subprocess.Popen([sys.executable, "-c", _WRITER, path], stdout=subprocess.PIPE, env=environment, text=True)
+    command = [sys.executable, "-c", _WRITER, path, str(max_bytes)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     told = [writer.stdout.readline()]
     time.sleep(0.2)
     writer.send_signal(signal.SIGKILL)
     told += writer.stdout.readlines()
     writer.wait()
     last = max(int(line) for line in told if line.endswith("\n"))
-    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    cache = SemanticCache(WordEmbedder(), path=path)
-    assert len(cache) in (last + 1, last + 2)
-    for number in range(0, last + 1, 7):
-        assert cache.look_up(f"question {number}").answer == f"answer {number} " * 500
+    file = sqlite3.connect(path)
+    assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    held = {question: nbytes for question, nbytes in file.execute("SELECT key, bytes FROM entries ORDER BY row")}
+    cache = SemanticCache(WordEmbedder(), 0.9999, path=path, max_bytes=max_bytes)
+    assert (len(cache), cache.nbytes) == (len(held), sum(held.values()))
+    assert cache.nbytes <= max_bytes
+    # the last ones that were told are there, or all of them if there is room
+    assert list(held)[-1] in (f"question {last}", f"question {last + 1}")
+    first = int(next(iter(held)).split()[1])
+    assert (first == 0) == (sum(len(f"answer {n} ") * 500 for n in range(last + 2)) <= max_bytes)
+    for number in range(0, last + 1, 1 if first else 7):
+        answer = cache.look_up(f"question {number}").answer
+        assert answer == (f"answer {number} " * 500 if number >= first else None)
 
 
 # gates

@@ -5,14 +5,17 @@ import json
 import numpy as np
 import pytest
 from conftest import tiny_lm
+from embedders import WordEmbedder
 from transformers import AutoTokenizer
 
-from experiments import response_cache, semantic_cache, semantic_index
+from experiments import response_cache, semantic_answers, semantic_cache, semantic_index
+from experiments.semantic_answers import ask_cache, summarise_answers
 from experiments.semantic_common import load_readable
 from experiments.semantic_index import grown
 from replication.caches.embedding import Embedder, load_embedder
 from replication.caches.index import unit
 from replication.caches.response import is_deterministic, request_key
+from replication.data.pairs import Pair
 from replication.data.request_log import LOGS, MOONCAKE_FILE, load_log
 from replication.data.tau_bench import FILE as TAU_BENCH_FILE
 from replication.embedded import embedded_directory
@@ -34,7 +37,7 @@ def judge(tmp_path_factory) -> str:
 @pytest.fixture
 def configs(judge) -> dict:
     return {
-        "semantic_cache": semantic_cache.Config(n=24, judge=judge, judged=12, timed=1, answer_tokens=2),
+        "semantic_cache": semantic_cache.Config(n=24, judge=judge, judged=12, answered=20, timed=1, answer_tokens=2),
         "semantic_index": semantic_index.Config(
             n=40, sizes=(30, 200), queries=20, timed=3, rounds=2, efforts=(1, 32), threshold=0.8
         ),
@@ -53,6 +56,8 @@ def test_runs_twice_with_the_same_records_and_draws_its_figure(configs, tmp_path
     assert without_seconds(read_records(first)) == without_seconds(read_records(second))
     assert (first / "figure.png").stat().st_size > 10_000
     assert "?" not in (first / "records.jsonl").read_text()  # no question of the data
+    names = {"figure.pdf", "figure.png", "provenance.json", "records.jsonl", "summary.json"}
+    assert {file.name for file in first.iterdir()} == names  # no answers
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,6 +108,13 @@ def pair(number: int, same: bool, score: float, **checks) -> dict:
     }
 
 
+def answer(label: str, score: float, served: float, fresh: float) -> dict:
+    """A hit whose served answer has the given NLL behind the asked question, and the model's own another one."""
+    category = "paraphrase" if label == "right" else "negation"
+    observed = {"label": label, "differs": served != fresh, "f1": 0.5, "nll_served": served, "nll_fresh": fresh}
+    return {"kind": "answer", "category": category, "score": score, **observed}
+
+
 @pytest.fixture
 def records() -> list[dict]:
     """Four pairs with one answer, four traps of which the gate refuses the nearest two, and what else is recorded."""
@@ -114,7 +126,9 @@ def records() -> list[dict]:
         for name, (_, _, published) in semantic_cache.ARTICLE.items()
     ]
     seconds = {"embed": 0.01, "judge": 0.1, "answer": 1.0}
-    return [*article, *rows, {"kind": "timing", "round": 0, "seconds": seconds}]
+    answers = [answer("right", 0.99, 1.0, 1.0), answer("right", 0.8, 2.0, 1.0), answer("wrong", 0.9, 4.0, 1.0)]
+    timing = {"kind": "timing", "round": 0, "seconds": seconds}
+    return [*article, *rows, *answers, {"kind": "answer", "category": "scope", "score": 0.5}, timing]
 
 
 @pytest.fixture
@@ -167,14 +181,90 @@ def test_pairs_of_one_kind_alone_are_refused(tmp_path, judge):
         run_one("semantic_cache", semantic_cache.Config(n=1, judge=judge), tmp_path)
 
 
+# semantic_cache, the answers
+
+
+def test_wrong_hits_are_counted_by_label_and_observed_beside_it(summary):
+    real = summary["real"]
+    loose, strict = real["thresholds"]["0.75"], real["thresholds"]["0.95"]
+    assert (loose["hit_rate"]["mean"], loose["wrong_of_hits"]["mean"]) == (0.75, pytest.approx(1 / 3))
+    assert (strict["hit_rate"]["mean"], strict["wrong_of_hits"]["mean"]) == (0.25, 0)
+    right, wrong = real["by_label"]["right"], real["by_category"]["negation"]
+    assert (right["differs"]["mean"], right["preferred"]["mean"], right["preference"]["mean"]) == (0.5, 0.5, 0.5)
+    assert (wrong["label"], wrong["differs"]["mean"], wrong["preference"]["mean"]) == ("wrong", 1, 3)
+    assert real["wrong_over_right"]["mean"] == 2.5
+    assert real["by_label"]["repeat"]["preference"]["n"] == 0
+
+
+class Echo:
+    """A model whose answer names the question it answers, and which finds longer answers less likely."""
+
+    def __init__(self):
+        self.asked = []
+
+    def answers(self, questions: list[str]) -> list[str]:
+        self.asked += questions
+        return [f"answer to {question}" for question in questions]
+
+    def nll(self, question: str, answer: str) -> float:
+        return float(len(answer))
+
+
+ASKED = [  # stored, asked, same: a word embedder does not see the order of words
+    Pair("right", "a b", "b a", True, "paraphrase"),
+    Pair("wrong", "c d", "d c", False, "swap"),
+    Pair("repeat", "e f", "a b", False, "swap"),
+    Pair("unlabelled", "g h", "d c", True, "paraphrase"),
+    Pair("miss", "i j", "k", True, "paraphrase"),
+]
+
+
+def test_a_hit_is_labelled_by_whose_question_was_the_nearest(tmp_path):
+    folder = RunFolder(tmp_path, {})
+    ask_cache(ASKED, WordEmbedder(), Echo(), folder)
+    assert {r["example"]: r.get("label", "miss") for r in folder.records} == {p.id: p.id for p in ASKED}
+    assert {r["example"]: r["differs"] for r in folder.records if "label" in r} == {
+        "right": True,
+        "wrong": True,
+        "repeat": False,
+        "unlabelled": True,
+    }
+
+
+def test_a_stopped_run_keeps_the_answers_that_are_stored(tmp_path, monkeypatch):
+    model, folder = Echo(), RunFolder(tmp_path, {})
+    with monkeypatch.context() as stopped:
+        stopped.setattr(semantic_answers, "token_f1", None)
+        with pytest.raises(TypeError):
+            ask_cache(ASKED, WordEmbedder(), model, folder)
+    hits = [pair.asked for pair in ASKED[:-1]]
+    assert model.asked == [pair.stored for pair in ASKED] + hits
+    ask_cache(ASKED, WordEmbedder(), model, folder)
+    assert model.asked == [pair.stored for pair in ASKED] + 2 * hits
+    counts = summarise_answers(folder.records)["thresholds"]["0.75"]["counts"]
+    assert counts == dict.fromkeys(semantic_answers.LABELS, 1)
+
+
 # semantic_index
 
 
-def test_a_grown_set_begins_with_the_real_vectors_and_extends_with_size():
+def test_a_grown_set_begins_with_the_real_vectors_and_extends_with_size(monkeypatch):
+    monkeypatch.setattr(semantic_index, "PIECE", 16)
     real = unit(np.random.default_rng(0).normal(size=(20, 16)))
-    assert np.array_equal(grown(real, 50, 0)[:20], real)
-    assert np.array_equal(grown(real, 7, 0), real[:7])
-    np.testing.assert_allclose(np.linalg.norm(grown(real, 50, 0), axis=1), 1, atol=1e-5)
+    sets = {size: np.concatenate(list(grown(real, size, seed=0))) for size in (7, 20, 21, 50, 53)}
+    for size, vectors in sets.items():
+        assert vectors.shape == (size, 16)
+        assert np.array_equal(vectors, sets[53][:size])
+    assert np.array_equal(sets[20], real)
+    np.testing.assert_allclose(np.linalg.norm(sets[53], axis=1), 1, atol=1e-5)
+    # a mixture lies nearer to a real one than a random direction does
+    assert (sets[53][20:] @ real.T).max(1).min() > 0.5
+
+
+def test_more_entries_than_the_memory_holds_are_refused_before_the_work(tmp_path):
+    config = semantic_index.Config(n=40, sizes=(10, 10**9))
+    with pytest.raises(ReplicationError, match="1,000,000,000 entries take 3"):
+        run_one("semantic_index", config, tmp_path)
 
 
 def test_each_request_is_embedded_once_and_the_second_of_a_question_hits(configs, tmp_path):

@@ -12,6 +12,7 @@ from scipy.stats import mannwhitneyu
 from replication.errors import ReplicationError
 from replication.stats import (
     auc,
+    difference_of_means,
     equivalence,
     equivalence_n,
     equivalence_power,
@@ -202,6 +203,18 @@ def test_ratio_with_zero_denominator_has_no_value():
     assert ratio_of_means([1, 2], [0, 0]) == {"mean": None, "low": None, "high": None, "n": 2}
     rare = ratio_of_means([1, 1], [0, 1])
     assert (rare["mean"], rare["low"], rare["high"]) == (2.0, None, None)
+
+
+def test_difference_of_means_of_two_groups():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(3, 1, 400), rng.normal(1, 2, 100)
+    result = difference_of_means(a, b)
+    assert (result["mean"], result["n"]) == (pytest.approx(a.mean() - b.mean()), 500)
+    half = 1.96 * np.sqrt(a.var(ddof=1) / 400 + b.var(ddof=1) / 100)
+    assert result["low"] == pytest.approx(result["mean"] - half, abs=0.05)
+    assert result["high"] == pytest.approx(result["mean"] + half, abs=0.05)
+    assert difference_of_means([], [1.0])["mean"] is None
+    assert difference_of_means([2.0], [1.0, 3.0])["low"] is None
 
 
 def test_median_iqr():

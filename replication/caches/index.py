@@ -24,11 +24,13 @@ INDEXES = Registry("index")
 
 
 class Index(ABC):
-    """Rows of unit vectors, float32 [n, dimension]; row i is the i-th that was added."""
+    """Rows of unit vectors, float32 [n, dimension]; row i is the i-th that was added, also after others are removed."""
 
     def __init__(self, dimension: int):
         self.dimension = dimension
+        self.removed = 0
         self._faiss = self._build()
+        self._gone = np.zeros(0, np.uint8)  # a bit a row, the lowest first, as faiss reads it
 
     @abstractmethod
     def _build(self) -> faiss.Index:
@@ -38,11 +40,25 @@ class Index(ABC):
         """Appends rows."""
         self._faiss.add(self.checked(vectors))
 
+    def remove(self, row: int) -> None:
+        """Leaves a row out of every search from now on. It keeps its place in memory and in the graph."""
+        if row >= 8 * len(self._gone):
+            self._gone = np.pad(self._gone, (0, -(-len(self) // 8) - len(self._gone)))
+        byte, bit = row >> 3, 1 << (row & 7)
+        self.removed += not self._gone[byte] & bit
+        self._gone[byte] |= bit
+
     def search(self, queries: np.ndarray, k: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """scores, rows: [len(queries), k], best first; row -1 where fewer than k were found."""
-        return self._faiss.search(self.checked(queries), k)
+        left = faiss.IDSelectorNot(faiss.IDSelectorBitmap(self._gone)) if self.removed else None
+        return self._faiss.search(self.checked(queries), k, params=left and self._parameters(left))
+
+    def _parameters(self, rows: faiss.IDSelector) -> faiss.SearchParameters:
+        """Of a search among `rows` alone."""
+        return faiss.SearchParameters(sel=rows)
 
     def __len__(self) -> int:
+        """Rows, removed ones included."""
         return self._faiss.ntotal
 
     def checked(self, vectors: np.ndarray) -> np.ndarray:
@@ -67,11 +83,13 @@ class ExactIndex(Index):
 class GraphIndex(Index):
     """HNSW (Malkov and Yashunin 2018): walks a graph of near rows, which can miss the nearest; grows without training.
 
-    links: edges of a row a level. effort, build_effort: candidates kept while searching and while adding (efSearch,
-    efConstruction): more of them, better recall, slower. effort can be set at any time.
+    links: edges of a row a level, twice as many on the lowest. effort, build_effort: candidates kept while searching
+    and while adding (efSearch, efConstruction): more of them, better recall, slower. effort can be set at any time.
     """
 
-    def __init__(self, dimension: int, links: int = 32, effort: int = 64, build_effort: int = 40):
+    LINKS = 32
+
+    def __init__(self, dimension: int, links: int = LINKS, effort: int = 64, build_effort: int = 40):
         self.links, self.build_effort = links, build_effort
         super().__init__(dimension)
         self.effort = effort
@@ -88,6 +106,9 @@ class GraphIndex(Index):
     @effort.setter
     def effort(self, effort: int) -> None:
         self._faiss.hnsw.efSearch = effort
+
+    def _parameters(self, rows: faiss.IDSelector) -> faiss.SearchParameters:
+        return faiss.SearchParametersHNSW(sel=rows, efSearch=self.effort)
 
     def add(self, vectors: np.ndarray) -> None:
         """As Index.add; on one thread, so that the same rows give the same graph."""

@@ -12,13 +12,12 @@ False
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from replication.caches.sqlite import explained, open_database, transaction
+from replication.caches.bounded import BoundedEntries
 from replication.errors import ReplicationError
 
 # Raise it when the encoding or IGNORED changes: entries of another version are never found, and age out.
@@ -26,17 +25,6 @@ KEY_VERSION = 1
 # Fields that say how an answer is delivered, accounted or billed, not what it is. Every other field, also one that is
 # not known yet, is part of the key.
 IGNORED = frozenset({"metadata", "service_tier", "stream", "stream_options", "timeout", "user"})
-
-_SCHEMA = (
-    "CREATE TABLE responses"
-    " (key BLOB PRIMARY KEY, body BLOB NOT NULL, expires REAL, used INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE INDEX by_use ON responses (used)",
-    "CREATE INDEX by_expiry ON responses (expires)",
-    "CREATE TABLE totals (bytes INTEGER NOT NULL, uses INTEGER NOT NULL)",
-    "INSERT INTO totals VALUES (0, 0)",
-    "CREATE TRIGGER added AFTER INSERT ON responses BEGIN UPDATE totals SET bytes = bytes + length(NEW.body); END",
-    "CREATE TRIGGER dropped AFTER DELETE ON responses BEGIN UPDATE totals SET bytes = bytes - length(OLD.body); END",
-)
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
@@ -84,8 +72,7 @@ def _check(value: Any, place: str) -> None:
 class ResponseCache:
     """Answers by request in a SQLite file that processes may share.
 
-    ttl_seconds: an entry is not served from that age on; None: never too old. max_bytes: bound on the bodies' bytes,
-    kept by dropping the least recently used. clock: seconds since the epoch, the same for all processes.
+    ttl_seconds, max_bytes, clock: as of BoundedEntries; the bytes are those of the answers.
     Store only complete, successful answers, and keep one file for each tenant: nothing here tells tenants apart.
     """
 
@@ -96,60 +83,26 @@ class ResponseCache:
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        if (ttl_seconds is not None and ttl_seconds <= 0) or (max_bytes is not None and max_bytes < 1):
-            raise ReplicationError("ttl_seconds and max_bytes of a response cache must be above 0, or None")
-        self.path, self.ttl_seconds, self.max_bytes, self.clock = path, ttl_seconds, max_bytes, clock
-        self._lock = threading.Lock()
-        self._database = open_database(path, "response cache", _SCHEMA)
+        self._entries = BoundedEntries(path, "response cache", ["body BLOB NOT NULL"], ttl_seconds, max_bytes, clock)
 
     def get(self, request: Mapping[str, Any]) -> bytes | None:
         """The stored answer, now the most recently used; None if there is none, or the request is not deterministic."""
-        if not is_deterministic(request):
-            return None
-        key = request_key(request)
-        with self._lock, explained(self.path), transaction(self._database):
-            self._drop_expired()
-            found = self._database.execute(
-                "UPDATE responses SET used = (SELECT uses FROM totals) WHERE key = ? RETURNING body", (key,)
-            ).fetchone()
-            self._count_use()
+        found = self._entries.get(request_key(request)) if is_deterministic(request) else None
         return found and found[0]
 
     def put(self, request: Mapping[str, Any], body: bytes) -> bool:
         """Stores the answer in place of an earlier one; False, and nothing is stored, if the request samples or the
         answer alone exceeds max_bytes."""
-        if not is_deterministic(request) or (self.max_bytes is not None and len(body) > self.max_bytes):
-            return False
-        key = request_key(request)
-        expires = None if self.ttl_seconds is None else self.clock() + self.ttl_seconds
-        with self._lock, explained(self.path), transaction(self._database):
-            self._drop_expired()
-            self._database.execute("DELETE FROM responses WHERE key = ?", (key,))
-            self._database.execute(
-                "INSERT INTO responses SELECT ?, ?, ?, uses FROM totals", (key, bytes(body), expires)
-            )
-            self._count_use()
-            while self.max_bytes is not None and self.nbytes > self.max_bytes:
-                self._database.execute(
-                    "DELETE FROM responses WHERE key = (SELECT key FROM responses ORDER BY used LIMIT 1)"
-                )
-        return True
+        return is_deterministic(request) and self._entries.put(request_key(request), len(body), bytes(body))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all bodies."""
-        return self._database.execute("SELECT bytes FROM totals").fetchone()[0]
+        """Bytes of all answers."""
+        return self._entries.nbytes
 
     def __len__(self) -> int:
         """Entries, also those that are too old but not yet dropped."""
-        return self._database.execute("SELECT count(*) FROM responses").fetchone()[0]
+        return len(self._entries)
 
     def close(self) -> None:
-        self._database.close()
-
-    def _drop_expired(self) -> None:
-        self._database.execute("DELETE FROM responses WHERE expires <= ?", (self.clock(),))
-
-    def _count_use(self) -> None:
-        # a counter, because two uses can fall on one tick of a clock, and a clock can be set back
-        self._database.execute("UPDATE totals SET uses = uses + 1")
+        self._entries.close()

@@ -6,16 +6,19 @@
 >>> asked.answer is None
 True
 >>> cache.store(asked, "Yes, to 60 requests a minute.")  # asked.vector is used, nothing is embedded again
+True
 >>> cache.look_up("Is the API not rate limited?").answer  # S-43: confidently wrong
 'Yes, to 60 requests a minute.'
 >>> from replication.caches.gates import same_polarity
 >>> careful = SemanticCache(load_embedder(), threshold=0.9, accept=same_polarity)
 >>> careful.store(asked, "Yes, to 60 requests a minute.")
+True
 >>> careful.look_up("Is the API not rate limited?").answer is None
 True
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +26,12 @@ from typing import Protocol
 
 import numpy as np
 
+from replication.caches.bounded import BoundedEntries
 from replication.caches.index import INDEXES, Index
-from replication.caches.sqlite import explained, open_database
+from replication.caches.sqlite import explained, transaction
 from replication.errors import ReplicationError
 
 Accept = Callable[[str, str], bool]
-
-_SCHEMA = (
-    "CREATE TABLE embedder (weights TEXT NOT NULL)",
-    "CREATE TABLE entries"
-    " (row INTEGER PRIMARY KEY, question TEXT UNIQUE NOT NULL, answer TEXT NOT NULL, vector BLOB NOT NULL)",
-)
 
 
 class Embeds(Protocol):
@@ -67,9 +65,10 @@ class SemanticCache:
 
     threshold: the least cosine of a hit, so a higher one is stricter. index: a name in INDEXES.
     accept(asked, stored): a last check of the nearest question before its answer is served; nothing else checks it
-    (S-42). path: a SQLite file that outlives the process; the index is rebuilt on opening, and entries that another
-    process adds are seen at the next opening.
-    Raises ReplicationError for a bad threshold, an unknown index, or a file of another embedder.
+    (S-42). path: a SQLite file that outlives the process and that processes may share: it holds the entries, and the
+    index follows it. ttl_seconds, max_bytes, clock: as of BoundedEntries; the bytes are those of question, answer and
+    embedding. Dropped entries stay in the index, unseen, until they are more than half of it; then it is built anew.
+    Raises ReplicationError for a bad threshold or bound, an unknown index, or a file of another embedder.
     """
 
     def __init__(
@@ -79,18 +78,20 @@ class SemanticCache:
         index: str = "exact",
         accept: Accept | None = None,
         path: str | Path = ":memory:",
+        ttl_seconds: float | None = None,
+        max_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
     ):
         if not -1 <= threshold <= 1:
             raise ReplicationError(f"threshold must be a cosine, from -1 to 1, not {threshold}")
-        self.threshold, self.accept, self.path = threshold, accept, path
+        self.threshold, self.accept = threshold, accept
         self._embedder = embedder
-        self._index: Index = INDEXES[index](embedder.dimension)
-        self._questions: list[str] = []
-        self._answers: list[str] = []
-        self._rows: dict[str, int] = {}
+        self._make_index = INDEXES[index]
         self._lock = threading.RLock()
-        self._database = open_database(path, "semantic cache", _SCHEMA)
-        self._load()
+        columns = ["answer TEXT NOT NULL", "vector BLOB NOT NULL"]
+        self._entries = BoundedEntries(path, "semantic cache", columns, ttl_seconds, max_bytes, clock)
+        self._claim_file()
+        self._build()
 
     def look_up(self, question: str) -> LookUp:
         """Embeds the question, once, and finds its nearest neighbour."""
@@ -98,55 +99,77 @@ class SemanticCache:
 
     def look_up_vector(self, question: str, vector: np.ndarray) -> LookUp:
         """The same for a question whose embedding [dimension] is at hand."""
-        with self._lock:
-            if not self._questions:
-                return LookUp(question, vector)
-            scores, rows = self._index.search(vector[None])
-            row, score = int(rows[0, 0]), float(scores[0, 0])
-            nearest, answer = self._questions[row], self._answers[row]
-        near = score >= self.threshold
-        accepted = near and (self.accept is None or self.accept(question, nearest))
-        return LookUp(question, vector, answer if accepted else None, nearest, score, near and not accepted)
+        nearest, score = self._nearest(vector)
+        if nearest is None or score < self.threshold:
+            return LookUp(question, vector, None, nearest, score)
+        if self.accept is not None and not self.accept(question, nearest):
+            return LookUp(question, vector, None, nearest, score, refused=True)
+        found = self._entries.get(nearest)  # may be gone by now
+        return LookUp(question, vector, found and found[0], nearest, score)
 
-    def store(self, looked: LookUp, answer: str) -> None:
-        """Keeps the answer of a looked-up question, in place of an earlier one; its embedding is not made again."""
-        vectors = self._index.checked(looked.vector[None])
+    def store(self, looked: LookUp, answer: str) -> bool:
+        """Keeps the answer of a looked-up question, in place of an earlier one; its embedding is not made again.
+
+        False, and nothing is stored, if the entry alone exceeds max_bytes.
+        """
+        vector = self._index.checked(looked.vector[None]).tobytes()
+        nbytes = len(looked.question.encode()) + len(answer.encode()) + len(vector)
+        stored = self._entries.put(looked.question, nbytes, answer, vector)
         with self._lock:
-            with explained(self.path):
-                self._database.execute(
-                    "INSERT INTO entries (question, answer, vector) VALUES (?, ?, ?)"
-                    " ON CONFLICT (question) DO UPDATE SET answer = excluded.answer",
-                    (looked.question, answer, vectors.tobytes()),
-                )
-            known = self._rows.get(looked.question)
-            if known is None:
-                self._append([looked.question], [answer], vectors)
-            else:
-                self._answers[known] = answer
+            self._follow()
+        return stored
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries."""
+        return self._entries.nbytes
 
     def __len__(self) -> int:
-        return len(self._questions)
+        """Entries, also those that are too old but not yet dropped."""
+        return len(self._entries)
 
     def close(self) -> None:
-        self._database.close()
+        self._entries.close()
 
-    def _append(self, questions: list[str], answers: list[str], vectors: np.ndarray) -> None:
-        self._index.add(vectors)
-        self._rows |= {question: len(self._questions) + i for i, question in enumerate(questions)}
-        self._questions += questions
-        self._answers += answers
+    def _nearest(self, vector: np.ndarray) -> tuple[str | None, float | None]:
+        """The nearest question that is still an entry, and its cosine."""
+        count = 1
+        with self._lock:
+            self._follow()
+            while len(self._index):
+                scores, places = self._index.search(vector[None], count)
+                for score, place in zip(scores[0], places[0], strict=True):
+                    question = self._entries.key(self._rows[place]) if place >= 0 else None
+                    if question is not None:
+                        return question, float(score)
+                    if place >= 0:
+                        self._index.remove(place)
+                if places[0, -1] < 0:
+                    self._build()  # all are gone, or a graph has no way left around those that are
+                count = min(2 * count, len(self._index))
+        return None, None
 
-    def _load(self) -> None:
+    def _follow(self) -> None:
+        """Brings the index to what the file holds: new entries of any process; dropped ones once they are many."""
+        if len(self._index) > 2 * len(self._entries):
+            self._build()
+        while rows := self._entries.newer(self._rows[-1] if self._rows else 0, "vector"):
+            numbers, vectors = zip(*rows, strict=True)
+            self._index.add(np.frombuffer(b"".join(vectors), np.float32).reshape(len(rows), -1))
+            self._rows += numbers
+
+    def _build(self) -> None:
+        self._index: Index = self._make_index(self._embedder.dimension)
+        self._rows: list[int] = []
+        self._follow()
+
+    def _claim_file(self) -> None:
+        """Vectors of two embedders do not compare, so a file belongs to the first."""
         weights = self._embedder.weights
-        with explained(self.path):
-            self._database.execute(
-                "INSERT INTO embedder SELECT ? WHERE NOT EXISTS (SELECT * FROM embedder)", (weights,)
-            )
-            (made_by,) = self._database.execute("SELECT weights FROM embedder").fetchone()
-            if made_by != weights:
-                raise ReplicationError(f"{self.path} holds vectors of another embedder: choose another file")
-            entries = self._database.execute("SELECT question, answer, vector FROM entries ORDER BY row").fetchall()
-        if entries:
-            questions, answers, blobs = zip(*entries, strict=True)
-            vectors = np.frombuffer(b"".join(blobs), np.float32).reshape(len(entries), -1)
-            self._append(list(questions), list(answers), vectors)
+        database, path = self._entries.database, self._entries.path
+        with explained(path), transaction(database):
+            database.execute("CREATE TABLE IF NOT EXISTS embedder (weights TEXT NOT NULL)")
+            database.execute("INSERT INTO embedder SELECT ? WHERE NOT EXISTS (SELECT * FROM embedder)", (weights,))
+            (made_by,) = database.execute("SELECT weights FROM embedder").fetchone()
+        if made_by != weights:
+            raise ReplicationError(f"{path} holds vectors of another embedder: choose another file")
