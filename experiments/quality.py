@@ -28,8 +28,8 @@ class Config(RagConfig):
     """sweep: what is varied (a name in SWEEPS) over `values` (none: the sweep's own).
 
     curve: methods measured at all `ratios` (in the ratio sweep: at all values); methods: measured at `ratio`, where
-    they take one. pipelines: ways to answer passage by passage. pool: examples whose passages are retrieved from. timed: prompts of each value that are timed, each
-    in `rounds` interleaved rounds after one warm-up round.
+    they take one. pipelines: ways to answer passage by passage. pool: examples whose passages are retrieved from.
+    timed: prompts of each value that are timed, each in `rounds` interleaved rounds after one warm-up round.
     """
 
     n: int = 40
@@ -51,6 +51,8 @@ class Config(RagConfig):
         sweep = SWEEPS[self.sweep]
         if min(self.points) < sweep.least:
             raise ReplicationError(f"values of the sweep '{self.sweep}' start at {sweep.least}, not {min(self.points)}")
+        if sweep.prompts and any(value != int(value) for value in self.points):
+            raise ReplicationError(f"values of the sweep '{self.sweep}' are whole numbers, not {self.values}")
         if len(set(self.points)) < max(2, len(self.points)):
             raise ReplicationError(f"a sweep takes at least 2 different values, not '{self.values}'")
         if self.sweep == "retrieval" and self.pool < self.n:
