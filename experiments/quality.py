@@ -51,6 +51,8 @@ class Config(RagConfig):
         sweep = SWEEPS[self.sweep]
         if min(self.points) < sweep.least:
             raise ReplicationError(f"values of the sweep '{self.sweep}' start at {sweep.least}, not {min(self.points)}")
+        if sweep.prompts and any(value != int(value) for value in self.points):
+            raise ReplicationError(f"values of the sweep '{self.sweep}' are whole numbers, not {self.values}")
         if len(set(self.points)) < max(2, len(self.points)):
             raise ReplicationError(f"a sweep takes at least 2 different values, not '{self.values}'")
         if self.sweep == "retrieval" and self.pool < self.n:

@@ -18,8 +18,8 @@ class Sweep:
     """values: the default ones; axis: their name in figures; least: the smallest that makes sense.
 
     passages(config, value): how many an example is loaded with. arrange(prompt, value): the prompt as it is asked;
-    None where its chunks are the passages in their order.
-    prompts: False where the values are recompute ratios, over one prompt an example.
+    None where its chunks are the passages in their order. prompts: False where the values are recompute ratios, over
+    one prompt an example.
     """
 
     values: tuple[float, ...]

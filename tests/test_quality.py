@@ -174,6 +174,7 @@ def test_retrieval_takes_the_nearest_passages_of_the_pool_first(tiny_directory):
         ({"values": (2,)}, "at least 2 different values"),
         ({"values": (2, 2)}, "at least 2 different values"),
         ({"values": (0, 2)}, "start at 1, not 0"),
+        ({"values": (2, 2.5)}, "are whole numbers"),
         ({"sweep": "ratio", "values": (0.1, 0.5)}, "ratio 0.15 among the ratios"),
         ({"methods": ("naive",)}, "full-reuse must be among the methods"),
         ({"sweep": "retrieval", "pool": 2}, "pool must be at least n, which is 40"),
