@@ -13,6 +13,7 @@ from tqdm import tqdm
 from experiments.common import RagConfig, by_cell, load_inputs, require_positive
 from experiments.insight_figures import picked_tokens_figure
 from experiments.reuse_common import candidates, full_prefill, reused
+from replication.errors import ReplicationError
 from replication.fuse import fuse
 from replication.model import Model
 from replication.prompt import ChunkedPrompt
@@ -42,6 +43,8 @@ class Config(RagConfig):
     def __post_init__(self):
         require_positive(self, "n", "passages")
         self.selectors()
+        if not self.ratio:
+            raise ReplicationError("ratio must be above 0: nothing would be picked")
 
     def selectors(self) -> dict[str, Selector]:
         """By deviation of K, V or both in layer 1; and by the true deviation over all layers."""
@@ -101,7 +104,7 @@ def _counts(kinds: dict[int, str], tokens: Iterable[int], picked: set[int]) -> d
 
 def summarise(records: list[dict], config: Config) -> dict:
     """Lift of each kind of token: the share of it that is picked over the share of all that is; 1 is no preference.
-    heads: the first 4 tokens of a chunk; last_minus_first: lift of the last chunk less that of the first."""
+    heads: lift of the first 4 tokens of a chunk; last_minus_first: lift of the last chunk less that of the first."""
     summary = {}
     for name, examples in by_cell(records, "picked").items():
         rows = list(examples.values())

@@ -211,6 +211,7 @@ def test_prompts_of_variants(tiny_directory, bos):
         (attention_deviation.Config, {"last": 0}, "last must be at least 1"),
         (schedule.Config, {"ratio": 0.3}, "must be one of ratios"),
         (picked_tokens.Config, {"ratio": 1.5}, "outside 0..1"),
+        (picked_tokens.Config, {"ratio": 0.0}, "above 0"),
         (ablations.Config, {"ratio": -0.1}, "outside 0..1"),
     ],
 )
