@@ -1,11 +1,8 @@
 """Questions put to a model: greedy, the same alone as in a batch, ended where the model ends, and scored."""
 
-import doctest
-
 import pytest
 import torch
 
-from replication import question_answering
 from replication.errors import ReplicationError
 from replication.model import load_model
 from replication.question_answering import QuestionAnswering
@@ -16,10 +13,6 @@ QUESTIONS = ["Why?", "How do I reset my password?", "Is the API of the annual pl
 @pytest.fixture(scope="module")
 def tiny_qa(tiny_directory) -> QuestionAnswering:
     return QuestionAnswering(load_model(tiny_directory), longest=12)
-
-
-def test_the_example_runs():
-    assert doctest.testmod(question_answering).failed == 0
 
 
 def test_an_answer_in_a_batch_is_the_answer_alone(tiny_qa):

@@ -1,12 +1,9 @@
 """The request stream: pinned output, stability, and what each kind of request is."""
 
-import doctest
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replication.data import stream as module
 from replication.data.stream import KINDS, Request, Traffic, stream, stream_sha256
 from replication.data.synthetic import ATTRIBUTES
 from replication.data.wordings import WORDINGS
@@ -24,11 +21,6 @@ def with_past(requests: list[Request]):
 
 def test_golden():
     assert stream_sha256(stream(50)) == GOLDEN
-
-
-def test_the_example_prints_what_it_says():
-    result = doctest.testmod(module)
-    assert (result.failed, result.attempted) == (0, 4)
 
 
 def test_a_longer_stream_extends_a_shorter_one_and_a_seed_makes_another():
