@@ -162,7 +162,7 @@ def _path(axis, points, label: str, colour, linestyle: str = "-") -> None:
 
 def _line(axis, sizes: list[str], values: list[dict], scale: float, centre: str, label: str, colour: int) -> None:
     axis.errorbar(
-        [int(size) for size in sizes],
+        [int(size) * 1.03**colour for size in sizes],  # side by side, or one interval would hide another
         [scale * value[centre] for value in values],
         yerr=[[scale * around(value, centre)[side, 0] for value in values] for side in (0, 1)],
         label=label,
