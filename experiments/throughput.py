@@ -40,8 +40,8 @@ class Config(RagConfig):
     """Workload: n questions in several wordings, `top` passages each; the first `skip` of the requests are not
     measured, since they find the stores empty (the paper: 1,000 of 6,000).
 
-    ratio: recomputed by the blend. simulated requests with each of `seeds` seeds, at `loads` times the rate that full
-    prefill can serve; limit: the TTFT at which throughputs are compared, in full prefills. live: methods that also
+    ratio: recomputed by the blend. `simulated` requests in each of `resamples` draws, at `loads` times the rate that
+    full prefill can serve; limit: the TTFT at which throughputs are compared, in full prefills. live: methods that also
     serve real requests, each for `live_seconds` at `live_load` of what it can serve. Batches of `sizes` prompts of
     `batch_length` tokens, `rounds` times, with `output` tokens decoded.
     """
@@ -53,7 +53,7 @@ class Config(RagConfig):
     loads: tuple[float, ...] = (0.2, 0.5, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
     limit: float = 2.0
     simulated: int = 2000
-    seeds: int = 10
+    resamples: int = 200
     live: tuple[str, ...] = ("full", "cacheblend-paper")
     live_seconds: float = 60.0
     live_load: float = 0.7
@@ -66,7 +66,7 @@ class Config(RagConfig):
     output: int = 16
 
     def __post_init__(self):
-        require_positive(self, "n", "top", "simulated", "seeds", "chunk", "prefix", "fresh", "rounds", "output")
+        require_positive(self, "n", "top", "simulated", "resamples", "chunk", "prefix", "fresh", "rounds", "output")
         if not 0 <= self.skip < 1 or not 0 < self.live_load < 1 or not self.live_seconds > 0 or not self.limit > 1:
             raise ReplicationError("skip must be 0..1, live_load 0..1, live_seconds above 0 and limit above 1")
         if not self.loads or min(self.loads) <= 0 or not self.sizes or min(self.sizes) < 1:

@@ -38,22 +38,13 @@ def _load(axis, summary: dict) -> None:
         axis.errorbar(rates, means, yerr=bars, label=LABELS[name], color=colour, marker=marker, markersize=4)
         if name in summary["live"]:
             found = summary["live"][name]
-            axis.errorbar(
-                found["rate"],
-                found["ttft"]["mean"],
-                yerr=around(found["ttft"], "mean"),
-                color=colour,
-                marker="*",
-                markersize=16,
-                markeredgecolor="black",
-                capsize=3,
-                linestyle="none",
-            )
+            star = {"color": colour, "markersize": 16, "markeredgecolor": "black", "linestyle": "none"}
+            axis.plot(found["rate"], found["ttft"], "*", **star)
     axis.plot([], [], "*", color="white", markeredgecolor="black", markersize=14, label="live run")
     axis.axhline(summary["limit"], color="black", linestyle=":", linewidth=1)
     axis.set_ylim(0, 2.5 * summary["limit"])
     axis.set_xlabel("requests per second")
-    axis.set_ylabel("mean TTFT, waiting included, s (95 % interval)")
+    axis.set_ylabel("mean TTFT, waiting included, s (95 % of resamples)")
     axis.legend(frameon=False, fontsize=9)
     axis.set_title("TTFT under load (one server)")
 
@@ -69,7 +60,7 @@ def _throughput(axis, summary: dict) -> None:
     axis.set_yticks(range(len(summary["throughput"])), [LABELS[name] for name in summary["throughput"]])
     axis.invert_yaxis()
     axis.set_xlim(0, 1.2 * max(t["high"] for t in summary["throughput"].values()))
-    axis.set_xlabel("requests per second (95 % interval)")
+    axis.set_xlabel("requests per second (95 % of resamples)")
     axis.set_title(f"Throughput at a mean TTFT of {summary['limit']:.1f} s")
 
 

@@ -10,12 +10,13 @@ BASELINES = ("full", "prefix")
 
 
 def summary_of(records: list[dict], config) -> dict:
-    """Intervals of service times are over requests, of simulated numbers over seeds, of batches over rounds."""
+    """Intervals of service times are over requests, those of simulated numbers hold 95 % of the resamples, and those of
+    batches are quartiles over rounds. A resample draws the measured requests anew, and their arrivals."""
     services = {m: [r for r in records if r["kind"] == "service" and r["method"] == m] for m in config.methods}
     seconds = {m: np.array([r["seconds"]["ttft"] for r in rows]) for m, rows in services.items()}
     capacity = 1 / seconds["full"].mean()
     limit = config.limit * seconds["full"].mean()
-    draws = [_draw(config, seed, len(seconds["full"])) for seed in range(config.seeds)]
+    draws = [_draw(config, seed, len(seconds["full"])) for seed in range(config.resamples)]
     highest = {
         m: [
             highest_rate(lambda rate, m=m, d=d: _ttft(seconds[m], rate, d), limit, 1e-3 / s.max(), 2 / s.mean())
@@ -29,8 +30,8 @@ def summary_of(records: list[dict], config) -> dict:
         "capacity": capacity,
         "limit": limit,
         "curves": {m: _curve(s, capacity, config, draws) for m, s in seconds.items()},
-        "throughput": {m: mean_ci(found) for m, found in highest.items()},
-        "gain": {base: ratio_of_means(highest[BLEND], highest[base]) for base in BASELINES},
+        "throughput": {m: _spread(found) for m, found in highest.items()},
+        "gain": {base: _spread(np.divide(highest[BLEND], highest[base])) for base in BASELINES},
         "live": {r["method"]: _live(r["seconds"]) for r in records if r["kind"] == "live"},
         "batches": _batches([r["seconds"] | {"size": r["size"]} for r in records if r["kind"] == "batch"], config),
         "n": len(services["full"]),
@@ -40,9 +41,14 @@ def summary_of(records: list[dict], config) -> dict:
 
 def _draw(config, seed: int, cases: int) -> tuple[np.ndarray, np.ndarray]:
     """Arrivals at one request a second, and which cases come: the same for every method and rate."""
-    return poisson_arrivals(1.0, config.simulated, seed), np.random.default_rng(seed).integers(
-        cases, size=config.simulated
-    )
+    rng = np.random.default_rng(seed)
+    resampled = rng.integers(cases, size=cases)
+    return poisson_arrivals(1.0, config.simulated, seed), rng.choice(resampled, config.simulated)
+
+
+def _spread(values) -> dict:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return {"mean": float(np.mean(values)), "low": float(low), "high": float(high), "n": len(values)}
 
 
 def _ttft(seconds: np.ndarray, rate: float, draw: tuple[np.ndarray, np.ndarray]) -> float:
@@ -64,19 +70,19 @@ def _service(rows: list[dict], seconds: dict[str, np.ndarray]) -> dict:
 def _curve(seconds: np.ndarray, capacity: float, config, draws: list) -> dict[str, dict]:
     """load, in what full prefill can serve -> mean TTFT, where this method can serve it."""
     able = [load for load in sorted(config.loads) if load * capacity * seconds.mean() < 1]
-    return {f"{load:g}": mean_ci([_ttft(seconds, load * capacity, d) for d in draws]) for load in able}
+    return {f"{load:g}": _spread([_ttft(seconds, load * capacity, d) for d in draws]) for load in able}
 
 
 def _live(seconds: dict) -> dict:
-    """TTFT of the live run, and of the queue simulated with the same arrivals and the service times measured alone."""
-    arrivals, service = np.array(seconds["arrivals"]), np.array(seconds["service"])
-    simulated = fifo_seconds(arrivals, service)
+    """Mean TTFT of the live run, and of the queue simulated with the same arrivals and the service times measured
+    alone. No intervals: requests that wait for each other are not independent."""
+    arrivals, ttft = np.array(seconds["arrivals"]), np.array(seconds["ttft"])
+    simulated = fifo_seconds(arrivals, np.array(seconds["service"]))
     return {
-        "ttft": mean_ci(seconds["ttft"]),
-        "simulated": mean_ci(simulated),
-        "over_simulated": float(np.mean(seconds["ttft"]) / simulated.mean()),
-        "correlation": float(np.corrcoef(seconds["ttft"], simulated)[0, 1]),
-        "rate": len(arrivals) / arrivals[-1],
+        "ttft": float(ttft.mean()),
+        "simulated": float(simulated.mean()),
+        "over_simulated": float(ttft.mean() / simulated.mean()),
+        "rate": len(arrivals) / float(arrivals[-1]),
         "requests": len(arrivals),
     }
 

@@ -52,6 +52,8 @@ class LayerChunk:
             read = os.preadv(self._file, [raw_bytes(tensor)], span.start)
             if self._bucket is not None:
                 self._bucket.take(read, begun)
+            if read < span.stop - span.start:
+                raise DamagedChunk(self.key, f"layer {index}: the file was cut short")
             try:
                 span.check(tensor)
             except ValueError as error:
