@@ -25,9 +25,9 @@ def _attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0
         scores = scores.masked_fill(~attention_mask, float("-inf"))
     else:  # additive, as fused prefill makes it
         scores = scores + attention_mask
-    weights = scores.softmax(-1)
+    weights = scores.softmax(-1, dtype=torch.float32)
     _watchers[-1](weights[0])
-    return (weights @ value).transpose(1, 2).contiguous(), None
+    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(_NAME, _attend)

@@ -80,8 +80,8 @@ def filled(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
 def learned(model: Model, *requests: ChunkedPrompt) -> MemoryStore:
     """A store that every method has seen these requests with, backwards."""
     store = MemoryStore()
-    for name, request in product(CHUNKED, requests):
-        make_method(name).learn(model, backwards(request), store)
+    for source, request in product({make_method(name).source for name in CHUNKED}, requests):
+        source.learn(model, backwards(request), store)
     return store
 
 
@@ -101,6 +101,20 @@ def prepared(selector: Selector, kv: StoredKV, prompt: ChunkedPrompt) -> Selecto
     """The selector after its look at the prompt."""
     truth = transformers_cache(kv.model, prompt.ids)
     return selector.prepared(Preview(prompt, kv, truth, lambda kv: fuse(kv, Selector(ratio=0))))
+
+
+class DenseCache(DynamicCache):
+    """All rows run in every layer, but a row whose KV is not recomputed there attends and is attended to as stored."""
+
+    def __init__(self, stored: StoredKV, recomputed: list[torch.Tensor]):
+        super().__init__()
+        self.stored, self.recomputed = stored, recomputed
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        mask = self.recomputed[layer_idx][:, None]
+        base = self.stored.layer(layer_idx)
+        keys, values = torch.where(mask, key_states, base[0]), torch.where(mask, value_states, base[1])
+        return super().update(keys, values, layer_idx, *args, **kwargs)
 
 
 @torch.inference_mode()

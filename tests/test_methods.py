@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefills import (
     BLENDING,
+    DenseCache,
     a_prompt,
     assert_close,
     assert_full,
@@ -22,7 +23,6 @@ from prefills import (
     tokens,
     transformers_cache,
 )
-from test_fuse import _DenseCache
 
 from replication.chunk import prefill_chunk
 from replication.errors import ReplicationError
@@ -177,7 +177,7 @@ def dense_attention(kv: StoredKV, recomputed: torch.Tensor, question: int) -> li
     """Attention [heads, question, tokens] per layer, of a plain full-length forward with eager attention, in which only
     the tokens `recomputed` [tokens] have fresh KV."""
     lm, before = kv.model.lm, kv.model.lm.config._attn_implementation
-    cache = _DenseCache(kv, [recomputed] * len(kv.model.layers))
+    cache = DenseCache(kv, [recomputed] * len(kv.model.layers))
     lm.set_attn_implementation("eager")
     try:
         output = lm(input_ids=kv.model.tensor(kv.ids), cache=cache, use_cache=True, output_attentions=True)
