@@ -41,7 +41,7 @@ def summary_of(records: list[dict], config) -> dict:
 
 def _draw(config, seed: int, cases: int) -> tuple[np.ndarray, np.ndarray]:
     """Arrivals at one request a second, and which cases come: the same for every method and rate."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, 1])  # a stream of its own, for arrivals must not go with cases
     resampled = rng.integers(cases, size=cases)
     return poisson_arrivals(1.0, config.simulated, seed), rng.choice(resampled, config.simulated)
 

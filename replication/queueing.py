@@ -25,12 +25,12 @@ def fifo_seconds(arrivals: np.ndarray, service: np.ndarray) -> np.ndarray:
     return done + np.maximum.accumulate(arrivals - (done - service)) - arrivals
 
 
-def highest_rate(seconds_at: Callable[[float], float], limit: float, low: float, high: float, steps: int = 40) -> float:
+def highest_rate(seconds_at: Callable[[float], float], limit: float, low: float, high: float) -> float:
     """The highest arrival rate in low..high at which `seconds_at(rate)`, which rises with the rate, is within `limit`;
     ReplicationError if even the lowest rate exceeds it."""
     if seconds_at(low) > limit:
         raise ReplicationError(f"even at {low:g} requests a second the time exceeds {limit:g} s")
-    for _ in range(steps):
+    for _ in range(40):  # halves the interval below any rounding that shows
         middle = (low + high) / 2
         low, high = (middle, high) if seconds_at(middle) <= limit else (low, middle)
     return low
