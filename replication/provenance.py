@@ -10,7 +10,18 @@ from pathlib import Path
 
 import torch
 
-_PACKAGES = ("chunk-kv-replication", "torch", "transformers", "datasets", "safetensors", "numpy", "scipy", "lmcache")
+_PACKAGES = (
+    "chunk-kv-replication",
+    "torch",
+    "transformers",
+    "datasets",
+    "safetensors",
+    "numpy",
+    "scipy",
+    "sentence-transformers",
+    "faiss-cpu",
+    "lmcache",
+)
 _ROOT = Path(__file__).resolve().parent.parent
 # A run writes results/, and the paper reads it: only what can change a number makes a run's code "dirty".
 _CODE = ("replication", "experiments", "scripts", "pyproject.toml")

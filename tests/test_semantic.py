@@ -390,9 +390,17 @@ def test_an_entry_that_expires_while_it_is_checked_is_not_served():
     assert cache.look_up("a b").answer is None
 
 
-@pytest.mark.parametrize("bounds", [{"ttl_seconds": 0}, {"max_bytes": 0}, {"ttl_seconds": float("nan")}])
-def test_bounds_that_keep_nothing_are_refused(bounds):
-    with pytest.raises(ReplicationError, match="semantic cache must be above 0"):
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"ttl_seconds": 0}, "semantic cache must be above 0"),
+        ({"ttl_seconds": float("nan")}, "semantic cache must be above 0"),
+        ({"max_bytes": 0}, "semantic cache must be above 0"),
+        ({"max_bytes": VECTOR_BYTES}, "keeps nothing: an embedding takes 32"),
+    ],
+)
+def test_bounds_that_keep_nothing_are_refused(bounds, message):
+    with pytest.raises(ReplicationError, match=message):
         SemanticCache(WordEmbedder(), **bounds)
 
 

@@ -84,6 +84,10 @@ class SemanticCache:
     ):
         if not -1 <= threshold <= 1:
             raise ReplicationError(f"threshold must be a cosine, from -1 to 1, not {threshold}")
+        if max_bytes is not None and 0 < max_bytes <= 4 * embedder.dimension:
+            raise ReplicationError(
+                f"max_bytes of {max_bytes} keeps nothing: an embedding takes {4 * embedder.dimension}"
+            )
         self.threshold, self.accept = threshold, accept
         self._embedder = embedder
         self._make_index = INDEXES[index]
