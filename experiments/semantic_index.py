@@ -225,8 +225,7 @@ def _indexes(rows: list[dict]) -> dict:
 
 def _build(rows: list[dict]) -> dict:
     build = next(r for r in rows if r["kind"] == "build")
-    # runs before November 30, 2026 did not write down how many are real
-    return {"build": build["seconds"], "real": build.get("real")}
+    return {"build": build["seconds"], "real": build["real"]}
 
 
 def _whole(rows: list[dict]) -> dict:
