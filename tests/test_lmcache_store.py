@@ -136,7 +136,7 @@ def test_another_process_finds_it_and_ends_by_itself(tmp_path):
     LMCacheFolder(tmp_path, SMALL).put("a", make_chunk())
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     command = [sys.executable, "-c", ANOTHER, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert (done.stdout, done.returncode) == ("(0, 1) 1\n", 0), done.stderr
 
 
