@@ -1,7 +1,7 @@
 """How KV deviation is spread over the tokens of a layer, and how alike layers rank them (A-05, A-06; paper fig. 7, 8).
 
-Deviation is between full prefill's KV and that of chunks prefilled alone, moved to their places. Layer 0 is left out:
-its K and V do not depend on other tokens, so only rounding differs.
+Deviation is between full prefill's KV and that of chunks prefilled alone, moved to their places. Layer 0 stands apart:
+its K and V do not depend on other tokens, so what differs there is what moving keys costs (A-22).
 """
 
 from dataclasses import dataclass
@@ -46,13 +46,14 @@ def run(config: Config, folder: RunFolder) -> None:
     ):
         if ("deviation", example.id) not in done:
             stored, full = reused(inputs.model, prompt), full_prefill(inputs.model, prompt)
-            found = {name: _spread(d) for name, d in zip(TENSORS, _deviations(stored, full), strict=True)}
-            folder.append({"kind": "deviation", "example": example.id, **jsonable(found, DIGITS)})
+            tokens = candidates(stored)
+            moved = (full.cache.layers[0].keys[0] - stored.layer(0)[0][0])[:, tokens].abs().max().item()
+            found = {name: _spread(d) for name, d in zip(TENSORS, _deviations(stored, full, tokens), strict=True)}
+            folder.append({"kind": "deviation", "example": example.id, "moved": moved, **jsonable(found, DIGITS)})
 
 
-def _deviations(stored: StoredKV, full: Prefill) -> tuple[np.ndarray, np.ndarray]:
-    """Deviation of K and of V [layers from 1 on, reused tokens]."""
-    tokens = candidates(stored)
+def _deviations(stored: StoredKV, full: Prefill, tokens: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Deviation of K and of V [layers from 1 on, tokens]."""
     found = ([], [])
     for index, layer in list(enumerate(full.cache.layers))[1:]:
         for rows, true, kept in zip(found, (layer.keys, layer.values), stored.layer(index), strict=True):
@@ -72,10 +73,13 @@ def _spread(deviation: np.ndarray) -> dict:
 
 
 def summarise(records: list[dict], config: Config) -> dict:
-    """For K and V: how concentrated deviation is, per layer and on average, and rank correlations of layers."""
+    """For K and V: how concentrated deviation is, per layer and on average, and rank correlations of layers.
+
+    moved: the largest difference of a moved key in layer 0 from the key that full prefill computes there.
+    """
     rows = [r for r in records if r["kind"] == "deviation"]
     found = {name: {**_concentration(rows, name), **_ranks(rows, name)} for name in TENSORS}
-    return {**found, "levels": QUANTILES, "n": config.n}
+    return {**found, "moved": max(r["moved"] for r in rows), "levels": QUANTILES, "n": config.n}
 
 
 def _concentration(rows: list[dict], name: str) -> dict:

@@ -21,8 +21,9 @@ from replication.errors import ReplicationError
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _TERM = re.compile(r"([a-z]\w*)\s*(<=|>=|<|>)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.IGNORECASE)
 _SOURCE_ROW = re.compile(r"[SA]-\d+(, ?[SA]-\d+)*")
-_TEXTS = ("id", "row", "statement", "experiment", "metric", "criterion")
-_KEYS = {*_TEXTS, "fixed", "where"}
+_NAMED = {"id", "row", "statement"}
+_JUDGED = {"experiment", "metric", "criterion", "fixed"}
+_KEYS = {*_NAMED, *_JUDGED, "where", "reason"}
 # What a number that summary.json gives without an interval may be called in a criterion.
 _PLAIN = ("mean", "value")
 _ABSENT = object()
@@ -33,16 +34,17 @@ Term = tuple[str, str, float]
 @dataclass(frozen=True)
 class Claim:
     """terms: the criterion, all of which must hold; fixed: when it was; where: patterns (as of shell file
-    names) of the `model` or `dataset` it is about."""
+    names) of the `model` or `dataset` it is about. reason: why it cannot be tested here; it then has no criterion."""
 
     id: str
     row: str
     statement: str
-    experiment: str
-    metric: str
-    criterion: str
-    fixed: datetime
+    experiment: str = ""
+    metric: str = ""
+    criterion: str = ""
+    fixed: datetime | None = None
     where: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
 
     @property
     def terms(self) -> list[Term]:
@@ -73,7 +75,8 @@ class Row:
         judged = [outcome.passed for outcome in self.outcomes if outcome.passed is not None]
         if judged:
             return "reproduced" if all(judged) else "partly" if any(judged) else "not reproduced"
-        return "not testable" if any(outcome.estimate is not None for outcome in self.outcomes) else "not run"
+        measured = any(outcome.estimate is not None for outcome in self.outcomes)
+        return "not testable" if measured or self.claim.reason else "not run"
 
 
 def parse_criterion(text: str) -> list[Term]:
@@ -127,12 +130,18 @@ def _claim(entry: Any) -> Claim:
         raise ReplicationError("it is no mapping")
     if unknown := sorted(map(str, entry.keys() - _KEYS)):
         raise ReplicationError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
-    if missing := sorted((_KEYS - {"where"}) - entry.keys()):
+    wanted = _NAMED | ({"reason"} if "reason" in entry else _JUDGED)
+    if missing := sorted(wanted - entry.keys()):
         raise ReplicationError(f"it lacks {', '.join(missing)}")
-    if wrong := [key for key in _TEXTS if not isinstance(entry[key], str) or not entry[key].strip()]:
+    texts = wanted - {"fixed"}
+    if wrong := sorted(key for key in texts if not isinstance(entry[key], str) or not entry[key].strip()):
         raise ReplicationError(f"{wrong[0]} must be text")
     if not _SOURCE_ROW.fullmatch(entry["row"]):
         raise ReplicationError(f"row '{entry['row']}' is no S-.. or A-..")
+    if "reason" in entry:
+        if extra := sorted(entry.keys() - wanted):
+            raise ReplicationError(f"what cannot be tested has no {extra[0]}")
+        return Claim(**entry)
     where = entry.get("where") or {}
     if not isinstance(where, dict) or where.keys() - {"model", "dataset"}:
         raise ReplicationError("where takes model and dataset")

@@ -45,6 +45,8 @@ def _summary_problems(file: Path) -> list[str]:
 
 def _row_problems(row: Row) -> list[str]:
     claim = row.claim
+    if claim.reason:
+        return []
     if not row.outcomes:
         wanted = " and ".join(f"{key} {value}" for key, value in claim.where.items())
         return [f"claim {claim.id}: no result of {claim.experiment}" + f" for {wanted}" * bool(wanted)]

@@ -34,9 +34,14 @@ def provenance() -> dict:
         "git": _git_state(),
         "machine": _machine(),
         "python": platform.python_version(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": now(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601 writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _without_folders(argument: str) -> str:

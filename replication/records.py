@@ -14,7 +14,7 @@ from typing import Any
 
 from replication.atomic import explained, remove_old_partials, write_atomic
 from replication.errors import ReplicationError
-from replication.provenance import provenance
+from replication.provenance import now, provenance
 
 _ABSENT = object()
 
@@ -119,6 +119,13 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json: sorted keys, floats of 6 significant digits, so that equal results are equal files."""
         write_json_atomic(self.path / "summary.json", summary, digits=6)
+
+    def note_finished(self) -> None:
+        """Writes the time into provenance.json, beside this process's start; one that added no record leaves it."""
+        if not self._resuming:
+            content = json.loads(self._provenance_file.read_bytes())
+            content.get("resumed", [content])[-1]["finished"] = now()
+            write_json_atomic(self._provenance_file, content)
 
     def _check_config(self) -> None:
         try:

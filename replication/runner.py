@@ -93,6 +93,7 @@ def run_one(name: str, config: Config, out: str | Path) -> Path:
     with sole_writer(path):
         folder = RunFolder(path, recorded(config))
         experiment.run(config, folder)
+        folder.note_finished()
         folder.write_summary(experiment.summarise(folder.records, config))
         with explained(path):
             experiment.plot(path)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import experiments
-from replication.claims import Outcome, Row, evaluate, load_claims, parse_criterion, read_claims
+from replication.claims import Claim, Outcome, Row, evaluate, load_claims, parse_criterion, read_claims
 from replication.claims_check import check
 from replication.claims_table import table
 from replication.errors import ReplicationError
@@ -141,7 +141,7 @@ def test_verdicts(place, changes, expected):
 
 @given(st.lists(st.sampled_from([True, False, None]), max_size=5))
 def test_a_verdict_counts_only_what_could_be_judged(passed):
-    row = Row(None, [Outcome(None, "m", "d", {}, value) for value in passed])
+    row = Row(Claim(**CLAIM), [Outcome(None, "m", "d", {}, value) for value in passed])
     judged = [value for value in passed if value is not None]
     assert (row.verdict == "reproduced") == (bool(judged) and all(judged))
     assert (row.verdict == "not reproduced") == (bool(judged) and not any(judged))
@@ -199,6 +199,26 @@ def test_a_malformed_claim_is_a_problem(place, changes, message):
     assert message in problem
     with pytest.raises(ReplicationError, match="claim half"):
         load_claims()
+
+
+def test_what_cannot_be_tested_says_why_and_has_no_criterion(place):
+    limit = {"id": "limit", "row": "A-24", "statement": "one node", "reason": "a limit that the paper states"}
+    write_claims(place, limit)
+    rows = evaluate(place / "results")
+    assert [row.verdict for row in rows] == ["not testable"]
+    assert "(a limit that the paper states)" in table(rows)
+    assert check(place / "results") == []
+    write_claims(place, {**limit, "metric": "x"}, {**limit, "reason": " "})
+    assert [problem.split(": ", 1)[1] for problem in read_claims()[1]] == [
+        "what cannot be tested has no metric",
+        "reason must be text",
+    ]
+
+
+def test_every_row_of_article_and_paper_has_a_claim():
+    article = [range(1, 8), range(10, 25), range(30, 36), range(40, 45), range(50, 51), range(60, 66)]
+    rows = {f"S-{i:02}" for part in article for i in part} | {f"A-{i:02}" for i in range(1, 25)}
+    assert rows == {row.strip() for claim in load_claims() for row in claim.row.split(",")}
 
 
 def test_an_incomplete_or_repeated_claim_is_a_problem(place):

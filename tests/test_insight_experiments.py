@@ -112,6 +112,10 @@ def test_even_deviation_is_not_concentrated():
     assert np.array(ranks["matrix"]) == pytest.approx(np.ones((3, 3)))
 
 
+def test_moved_keys_of_layer_0_are_full_prefills(ran):
+    assert 0 < ran("kv_deviation")[1]["moved"] < 1e-4  # rounding, but not the very same tensor
+
+
 def test_the_weakest_neighbours_are_named_by_their_layers():
     deviation = np.array([np.arange(50), np.arange(50), -np.arange(50), -np.arange(50)]) + 100.0
     found = kv_deviation._ranks([{"V": kv_deviation._spread(deviation)}] * 2, "V")

@@ -130,6 +130,21 @@ def test_resumption_is_noted_once_and_only_when_it_adds(tmp_path):
     assert noted == first
 
 
+def test_the_end_is_noted_beside_the_start_that_it_belongs_to(tmp_path):
+    first = RunFolder(tmp_path, CONFIG)
+    first.append({"a": 1})
+    RunFolder(tmp_path, CONFIG).note_finished()  # this process added nothing
+    assert "finished" not in provenance_of(tmp_path)
+    first.note_finished()
+    found = provenance_of(tmp_path)
+    assert found["finished"] >= found["started"]
+    again = RunFolder(tmp_path, CONFIG)
+    again.append({"a": 2})
+    again.note_finished()
+    assert provenance_of(tmp_path) == found | {"resumed": [provenance_of(tmp_path)["resumed"][0]]}
+    assert provenance_of(tmp_path)["resumed"][0]["finished"] >= found["finished"]
+
+
 def test_summary_is_sorted_rounded_and_strict(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.write_summary({"b": 2 / 3, "a": {"inf": math.inf, "count": np.int64(1234567), "flag": np.bool_(True)}})
