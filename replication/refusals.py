@@ -25,8 +25,8 @@ REFUSALS = {
         "a cut of these to the recomputed rows in `replication/fuse.py`",
     ),
     "no-angles": Refusal(
-        "its layers receive no rotary position embeddings (absolute or ALiBi positions), so a key computed at one "
-        "position cannot be moved to another",
+        "its layers receive no rotary position embeddings (positions are absolute, ALiBi or none), so a key computed "
+        "at one position cannot be moved to another",
         "for ALiBi, whose keys hold no position, a bias cut to the recomputed rows; absolute positions are part of "
         "every hidden state, and no move of keys is exact",
     ),
@@ -36,7 +36,11 @@ REFUSALS = {
     ),
     "no-key": Refusal(
         "layer {layer} does not put its keys into the cache",
-        "a store for what that layer keeps instead (a recurrent state, or another layer's keys)",
+        "a store that knows whose keys that layer reads instead",
+    ),
+    "no-plain-kv": Refusal(
+        "layer {layer} asks its cache for something else than a place for K and V",
+        "a store for what that layer keeps instead (a recurrent state, for one)",
     ),
     "moved-value": Refusal(
         "in layer {layer} what is cached as the value depends on the position (latent attention caches a latent and "

@@ -5,7 +5,10 @@ the new position is kept; a model for which there is none, or whose layers canno
 refused with the reason. The model is left as it was.
 """
 
-from dataclasses import dataclass
+import copy
+from bisect import bisect_left
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -76,7 +79,7 @@ def _observe(lm: PreTrainedModel, layers: nn.ModuleList) -> list["_Layer"]:
         for layer in layers:
             layer.forward = skip
         ids = torch.arange(_ROWS, device=lm.device)[None]
-        lm(input_ids=ids, position_ids=ids, cache=DynamicCache(), use_cache=True)
+        lm(input_ids=ids, position_ids=ids, cache=DynamicCache(config=lm.config), use_cache=True)
     except _Reached:
         pass
     finally:
@@ -101,25 +104,22 @@ def _first(output: object) -> object:
 
 def _longest(lm: PreTrainedModel, call: RotaryCall) -> int:
     """Tokens of the longest prompt, within the model's context, whose angles are those of a short one."""
-    limit, like = lm.config.max_position_embeddings, torch.empty(1, device=lm.device)
+    limit = lm.config.max_position_embeddings
+    # a copy, because some modules remember the longest prompt; on the CPU, where a table's end is an error to catch
+    call = replace(call, module=copy.deepcopy(call.module).cpu())
 
     def angles(tokens: int) -> torch.Tensor:
         """Of the token at position 1 in a prompt of so many."""
-        found = call.embeddings(like, torch.tensor([1, tokens - 1], device=lm.device))
+        found = call.embeddings(torch.empty(1), torch.tensor([1, tokens - 1]))
         return torch.cat([t[0, 0] for t in (found if isinstance(found, tuple) else (found,))])
 
-    # frequencies may change once, for all longer prompts alike, or with every length
-    steady = torch.equal(angles(2 * limit), angles(4 * limit))
-    short = angles(2)  # after the long ones, which some modules remember until a short one comes
-    if not steady:
-        raise refused(lm, "length")
-    if torch.equal(angles(limit), short):
-        return limit
-    same, other = 2, limit
-    while other - same > 1:
-        middle = (same + other) // 2
-        same, other = (middle, other) if torch.equal(angles(middle), short) else (same, middle)
-    return same
+    short = angles(2)
+    if not torch.equal(angles(limit), short):  # they change once, for all longer prompts alike
+        return bisect_left(range(limit), True, key=lambda n: n > 2 and not torch.equal(angles(n), short)) - 1
+    with suppress(IndexError):
+        if not torch.equal(angles(2 * limit), angles(4 * limit)):
+            raise refused(lm, "length")
+    return limit
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,8 @@ class _Layer:
             self.module(hidden, *self.args, **own)
         except _Reached as reached:
             return reached
+        except Exception as error:  # which one depends on what the layer misses
+            raise self.refused("no-plain-kv") from error
         return None
 
     def kv(self, start: int) -> KV:

@@ -191,6 +191,23 @@ _REFUSED = {
         "llama",
         {"rope_parameters": _rope("dynamic", factor=4.0)},
     ),
+    "qwen3_next": Family(
+        "Qwen3-Next",
+        "linear attention in most layers",
+        "qwen3_next",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
     "deepseek_v2": Family("DeepSeek-V2", "latent attention", "deepseek_v2", _LATENT),
     "deepseek_v3": Family("DeepSeek-V3", "latent attention", "deepseek_v3", _LATENT),
 }

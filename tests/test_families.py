@@ -37,6 +37,7 @@ REASONS = {
     "falcon-alibi": "own-attention",
     "falcon": "own-attention",
     "llama-dynamic": "length",
+    "qwen3_next": "no-plain-kv",
     "deepseek_v2": "moved-value",
     "deepseek_v3": "moved-value",
 }

@@ -4,7 +4,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from conftest import FAMILIES, SLIDING, VOCABULARY, WINDOW, tiny_lm
+from families import CORE, EXPERTS, FAMILIES, SLIDING, VOCABULARY, WINDOW, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefills import (
@@ -183,19 +183,32 @@ def dense_reference(stored: StoredKV, selector: Selector, selected: list[int]) -
     return logits, cache
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@given(
-    prompt=prompts(),
-    hits=st.lists(st.booleans(), min_size=6, max_size=6),
-    name=st.sampled_from(sorted(SELECTORS)),
-    ratio=RATIOS,
-    check_layer=st.integers(0, 3),
-    write_back=st.booleans(),
-    move=st.booleans(),
-)
+FUSIONS = {
+    "prompt": prompts(),
+    "hits": st.lists(st.booleans(), min_size=6, max_size=6),
+    "name": st.sampled_from(sorted(SELECTORS)),
+    "ratio": RATIOS,
+    "check_layer": st.integers(0, 3),
+    "write_back": st.booleans(),
+    "move": st.booleans(),
+}
+
+
+@pytest.mark.parametrize("family", CORE)
+@given(**FUSIONS)
 @settings(deadline=None, max_examples=25)
-def test_fusion_equals_the_dense_reference(tiny, family, prompt, hits, name, ratio, check_layer, write_back, move):
-    model = tiny(family)
+def test_fusion_equals_the_dense_reference(tiny, family, **fusion):
+    assert_dense_reference(tiny(family), **fusion)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in CORE])
+@given(**FUSIONS)
+@settings(deadline=None, max_examples=6)
+def test_fusion_equals_the_dense_reference_in_other_families(tiny, family, **fusion):
+    assert_dense_reference(tiny(family), **fusion)
+
+
+def assert_dense_reference(model, prompt, hits, name, ratio, check_layer, write_back, move):
     pieces = [
         Piece(prefill_chunk(model, s.ids), s.start) for s, hit in zip(prompt.chunks, hits, strict=False) if hit
     ] or [Piece(prefill_chunk(model, prompt.chunks[0].ids), prompt.chunks[0].start)]
@@ -254,7 +267,8 @@ def test_every_pattern_of_hits(tiny, family, hits):
     assert_close([reuse.logits], [logits])
     assert_close(kv(reuse.cache), kv(cache))
 
-    for name in ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache", "first-k"):
+    blends = ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache", "first-k")
+    for name in blends if family in CORE else blends[:1]:
         result = run(model, name, prompt, 1.0, store)
         assert result.report.reused == found
         assert_full(model, prompt, result)
@@ -368,7 +382,7 @@ def test_a_directory_gives_the_same_bits_as_memory(tiny, tmp_path):
 
 @pytest.mark.parametrize(("family", "name"), crossed(["first-k", "uniform"]))
 def test_recomputed_rows_see_nothing_later(tiny, family, name):
-    """Whatever changes at a token, the KV of all rows before it stays, bit for bit."""
+    """Whatever changes at a token, the KV of all rows before it stays, bit for bit where there are no experts."""
     model, prompt = tiny(family), a_prompt()
     question, last = len(prompt.segments) - 1, len(prompt.segments) - 2
     for index, at in ((question, 0), (question, 2), (last, 6), (last, 3)):
@@ -379,7 +393,11 @@ def test_recomputed_rows_see_nothing_later(tiny, family, name):
         before, after = run(model, name, prompt, 0.5), run(model, name, changed, 0.5)
         assert before.report.selected == after.report.selected
         assert before.report.selected
-        assert all_equal(kv(before.cache, slice(row)), kv(after.cache, slice(row)))
+        earlier = kv(before.cache, slice(row)), kv(after.cache, slice(row))
+        if family in EXPERTS:  # all rows of an expert are one product, whose rounding depends on their number
+            assert_close(*earlier)
+        else:
+            assert all_equal(*earlier)
         assert not all_equal(kv(before.cache, slice(row, row + 1)), kv(after.cache, slice(row, row + 1)))
 
 
