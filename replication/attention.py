@@ -8,6 +8,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from replication.attention_logits import attention_logits, weighted_values
 from replication.model import Model
 from replication.prompt import ChunkedPrompt
 
@@ -15,19 +16,11 @@ _NAME = "watched"
 _watchers: list[Callable[[torch.Tensor], None]] = []
 
 
-def _attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if attention_mask is None:
-        attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, float("-inf"))
-    else:  # additive, as fused prefill makes it
-        scores = scores + attention_mask
-    weights = scores.softmax(-1, dtype=torch.float32)
-    _watchers[-1](weights[0])
-    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+def _attend(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
+    logits = attention_logits(query, key, attention_mask, scaling, softcap, s_aux)
+    weights = logits.softmax(-1, dtype=torch.float32)
+    _watchers[-1](weights[0, ..., : key.shape[2]])
+    return weighted_values(weights.to(value.dtype), value), None
 
 
 AttentionInterface.register(_NAME, _attend)
@@ -39,11 +32,11 @@ def watched(model: Model, watch: Callable[[torch.Tensor], None]) -> Iterator[Non
     """Within the context, every layer hands its attention weights [heads, queries, keys] to `watch`."""
     before = model.lm.config._attn_implementation
     _watchers.append(watch)
-    model.lm.set_attn_implementation(_NAME)
+    model.lm.config._attn_implementation = _NAME
     try:
         yield
     finally:
-        model.lm.set_attn_implementation(before)
+        model.lm.config._attn_implementation = before
         _watchers.pop()
 
 

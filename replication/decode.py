@@ -1,8 +1,12 @@
-"""Going on from a prefill: teacher-forced answers and greedy generation."""
+"""Going on from a prefill: teacher-forced answers and greedy generation, and prefills of equal length as one batch."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
-from transformers import PreTrainedTokenizerBase, StoppingCriteria
+from transformers import DynamicCache, PreTrainedTokenizerBase, StoppingCriteria
 
+from replication.errors import ReplicationError
 from replication.fuse import Prefill
 from replication.model import Model
 
@@ -38,6 +42,23 @@ def generate(model: Model, prompt_ids: tuple[int, ...], prefill: Prefill, max_ne
     with prefill.attending():
         output = model.lm.generate(ids, cache=prefill.cache, **options)
     return model.tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True)
+
+
+def batched(prefills: Sequence[Prefill]) -> tuple[DynamicCache, torch.Tensor]:
+    """One cache, K and V [prompts, kv heads, tokens, head dim] a layer, and the logits [prompts, vocabulary] of prompts
+    of equal length, from which the model goes on with all of them at once.
+
+    Each prompt is prefilled by itself: which rows are recomputed differs between prompts. Errors: ReplicationError for
+    prompts of different lengths, or a method that changes attention.
+    """
+    lengths = sorted({prefill.cache.get_seq_length() for prefill in prefills})
+    if len(lengths) != 1:
+        raise ReplicationError(f"a batch needs prompts of one length, not of {', '.join(map(str, lengths))} tokens")
+    if any(prefill.attending is not nullcontext for prefill in prefills):
+        raise ReplicationError("a method that changes attention goes on with one prompt at a time")
+    layers = zip(*(prefill.cache.layers for prefill in prefills), strict=True)
+    joined = [(torch.cat([x.keys for x in layer]), torch.cat([x.values for x in layer])) for layer in layers]
+    return DynamicCache(joined), torch.stack([prefill.logits for prefill in prefills])
 
 
 class FirstLine(StoppingCriteria):

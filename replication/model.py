@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from replication.embedded import EMBEDDED, embedded_directory
 from replication.errors import ReplicationError
+from replication.refusals import refused
 from replication.rotary import KeyRotation
+from replication.rotary_proof import prove_rotation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,8 +52,8 @@ class Model:
 
     @property
     def context_length(self) -> int:
-        """Longest prompt in tokens that the model was made for."""
-        return self.lm.config.max_position_embeddings
+        """Longest prompt in tokens that the model was made for, and whose keys can be moved."""
+        return self.rotation.longest
 
     def tensor(self, ids) -> torch.Tensor:
         """Token ids as a long tensor [1, n] on the model's device."""
@@ -79,7 +81,7 @@ def wrap(name: str, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | No
     """A Model around a transformers causal LM that is already in memory; refuses one whose keys cannot be moved."""
     lm = lm.eval().requires_grad_(False)
     layers = _decoder_layers(lm)
-    return Model(name, lm, tokenizer, layers, KeyRotation.proved(lm, layers), _weights_sha256(lm))
+    return Model(name, lm, tokenizer, layers, prove_rotation(lm, layers), _weights_sha256(lm))
 
 
 def _decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
@@ -87,7 +89,7 @@ def _decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
     for module in lm.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
-    raise ReplicationError(f"{type(lm).__name__} has no list of {count} decoder layers, so its layers cannot be walked")
+    raise refused(lm, "layers", count=count)
 
 
 def _weights_sha256(lm: PreTrainedModel) -> str:

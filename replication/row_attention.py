@@ -28,11 +28,12 @@ def row_blocks(rows: torch.Tensor) -> list[Block]:
 
 
 def _attend(module, query, key, value, attention_mask, blocks: list[Block] | None = None, scaling=None, **kwargs):
-    """Shapes as in transformers' attention functions; without blocks, its SDPA; with them, for a batch of one.
+    """Shapes as in transformers' attention functions; its SDPA without blocks or where each head has its own mask; with
+    blocks, for a batch of one.
 
     The query heads that share a KV head are stacked as rows of it: nothing is copied for them, and kernels like rows.
     """
-    if blocks is None:
+    if blocks is None or attention_mask.shape[1] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     group = query.shape[1] // key.shape[1]
     query = query.unflatten(1, (-1, group))

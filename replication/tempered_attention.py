@@ -11,6 +11,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from replication.attention_logits import attention_logits, weighted_values
+
 _NAME = "tempered"
 _settings: list[tuple[torch.Tensor, float, float]] = []
 
@@ -27,24 +29,13 @@ def tempered_weights(scores: torch.Tensor, contexts: torch.Tensor, temperature: 
     return torch.where(contexts, inside + shift, scores).softmax(-1)
 
 
-def _attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """The query heads that share a KV head are stacked as rows of it, so that keys and values are not copied."""
+def _attend(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
     contexts, temperature, scale = _settings[-1]
-    rows, keys = query.shape[2], key.shape[2]
-    group = query.shape[1] // key.shape[1]
-    stacked = query.unflatten(1, (-1, group)).flatten(2, 3)
-    scores = stacked.float() @ key.float().transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if attention_mask is None:
-        attention_mask = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=key.device).tril(keys - rows)
-    attention_mask = attention_mask.repeat(1, 1, group, 1)
-    if attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, float("-inf"))
-    else:
-        scores = scores + attention_mask
-    inside = torch.zeros(keys, dtype=torch.bool, device=key.device)
-    inside[: len(contexts)] = contexts[:keys]  # what is decoded later is no context
-    weights = tempered_weights(scores, inside, temperature, scale).to(value.dtype)
-    return (weights @ value).unflatten(2, (group, rows)).flatten(1, 2).transpose(1, 2).contiguous(), None
+    logits = attention_logits(query.float(), key.float(), attention_mask, scaling, softcap, s_aux)
+    inside = torch.zeros(logits.shape[-1], dtype=torch.bool, device=key.device)
+    inside[: len(contexts)] = contexts[: key.shape[2]]  # what is decoded later is no context, and a sink is none
+    weights = tempered_weights(logits, inside, temperature, scale).to(value.dtype)
+    return weighted_values(weights, value), None
 
 
 AttentionInterface.register(_NAME, _attend)

@@ -5,26 +5,19 @@ import torch
 from conftest import FAMILIES, VOCABULARY, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from replication.chunk import ChunkKV, prefill_chunk
-from replication.errors import ReplicationError
 from replication.model import Model, wrap
 from replication.stored import Piece, StoredKV
 
-FAR = 480  # close to the end of the tiny models' context of 512
-PLACES = st.integers(0, FAR)
+PLACES = st.integers(0, 480)  # close to the end of most tiny models' context of 512
 TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=6).map(tuple)
-SCALED_ROPES = {
-    "linear": {"factor": 4.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},  # scales cos and sin too
-    "llama3": {
-        "factor": 4.0,
-        "original_max_position_embeddings": 128,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    },
-}
+
+
+def within(model: Model, place: int) -> int:
+    """A place for a few tokens, at `place` or near the end of the model's context."""
+    return min(place, model.context_length - 32)
 
 
 @torch.inference_mode()
@@ -57,14 +50,16 @@ def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], toler
 @settings(deadline=None, max_examples=15)
 def test_moved_keys_equal_keys_computed_at_the_target(tiny, family, ids, start, target):
     model = tiny(family)
+    start, target = within(model, start), within(model, target)
     assert_close(moved(model, kv_at(model, ids, start), target), kv_at(model, ids, target).keys)
 
 
-@pytest.mark.parametrize(("start", "target"), [(0, 37), (37, 0), (5, FAR), (FAR, 5), (9, 10)])
+@pytest.mark.parametrize(("start", "target"), [(0, 37), (37, 0), (5, 480), (480, 5), (9, 10)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_move_is_not_the_identity(tiny, family, start, target):
     """Without it the test above could pass on a model that ignores positions."""
     model = tiny(family)
+    start, target = within(model, start), within(model, target)
     there = kv_at(model, (3, 4, 5), target).keys
     differ = [
         not torch.allclose(a, b, atol=1e-2) for a, b in zip(kv_at(model, (3, 4, 5), start).keys, there, strict=True)
@@ -122,15 +117,6 @@ def test_stored_marks_what_full_prefill_would_compute(tiny):
     assert stored.exact.tolist() == [True, True, True, False, False, False, False, False]
 
 
-@pytest.mark.parametrize("kind", SCALED_ROPES)
-@given(start=PLACES, target=PLACES)
-@settings(deadline=None, max_examples=10)
-def test_scaled_ropes_that_do_not_depend_on_the_prompt(kind, start, target):
-    rope = {"rope_type": kind, "rope_theta": 10_000.0, **SCALED_ROPES[kind]}
-    model = wrap("scaled", tiny_lm("llama", rope_parameters=rope))
-    assert_close(moved(model, kv_at(model, (3, 4, 5), start), target), kv_at(model, (3, 4, 5), target).keys)
-
-
 def test_coarse_dtype_moves_within_its_rounding():
     model = wrap("bf16", tiny_lm("llama").to(torch.bfloat16))
     keys = moved(model, kv_at(model, (3, 4, 5), 7), 400)
@@ -148,77 +134,3 @@ def test_real_model_at_layer_0(smollm2):
     ids, before, ahead = (1000, 1001, 1002), tuple(range(200, 231)), tuple(range(500, 570))
     chunk = prefill_chunk(smollm2, ids, before)
     assert_close(moved(smollm2, chunk, len(ahead))[:1], prefill_chunk(smollm2, ids, ahead).keys[:1])
-
-
-REFUSED = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2},
-    "opt": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "ffn_dim": 32,
-        "word_embed_proj_dim": 32,
-        "vocab_size": 97,
-    },
-}
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_absolute_positions_are_refused_with_the_reason(family):
-    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **REFUSED[family]))
-    with pytest.raises(ReplicationError, match=rf"{type(lm).__name__} is refused.*absolute.*cannot be moved"):
-        wrap(family, lm)
-
-
-def test_frequencies_that_depend_on_the_prompt_are_refused_with_the_reason():
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-        "original_max_position_embeddings": 128,
-    }
-    lm = tiny_lm("phi3", partial_rotary_factor=1.0, rope_parameters=rope, original_max_position_embeddings=128)
-    with pytest.raises(ReplicationError, match=r"Phi3ForCausalLM is refused.*frequencies that depend on the prompt"):
-        wrap("longrope", lm)
-
-
-def test_a_refused_model_still_works_afterwards():
-    """The proof stands in for layers; it must give them back."""
-    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **REFUSED["gpt2"])).eval()
-    ids = torch.arange(5, 10)[None]
-    with torch.inference_mode():
-        before = lm(ids).logits
-        with pytest.raises(ReplicationError):
-            wrap("gpt2", lm)
-        assert torch.equal(lm(ids).logits, before)
-
-
-@pytest.mark.parametrize(
-    ("family", "sizes"),
-    [
-        ("bloom", {"n_layer": 2, "n_head": 4}),
-        ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
-        ("gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),
-    ],
-)
-def test_other_models_without_rotary_keys_are_refused_with_the_reason(family, sizes):
-    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, hidden_size=32, vocab_size=97, **sizes))
-    with pytest.raises(ReplicationError, match="no rotary position embeddings"):
-        wrap(family, lm)
-
-
-def test_a_model_whose_values_depend_on_the_position_is_refused():
-    """Latent attention caches a rotated part where values are expected."""
-    sizes = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    config = AutoConfig.for_model(
-        "deepseek_v3",
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=97,
-        first_k_dense_replace=2,
-        **sizes,
-    )
-    with pytest.raises(ReplicationError, match="is refused"):
-        wrap("mla", AutoModelForCausalLM.from_config(config))
