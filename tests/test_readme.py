@@ -1,4 +1,4 @@
-"""README.md says what the files say, and its example runs."""
+"""README.md and DEVIATIONS.md say what the files say, and the example runs."""
 
 import re
 import runpy
@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("README.md", "DEVIATIONS.md")
 TEXT = (ROOT / "README.md").read_text()
 
 
-def rendered_from(results: Path) -> str:
-    module = runpy.run_path(str(ROOT / "scripts" / "render_readme.py"))
-    module["rendered"].__globals__["RESULTS"] = results
-    return module["rendered"](TEXT)
+def rendered_from(results: Path, document: str = "README.md") -> str:
+    script = runpy.run_path(str(ROOT / "scripts" / "render.py"))
+    return script["rendered"]((ROOT / document).read_text(), results)
 
 
-def test_the_numbers_are_those_of_the_results():
-    assert rendered_from(ROOT / "results") == TEXT
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_numbers_are_those_of_the_results(document):
+    assert rendered_from(ROOT / "results", document) == (ROOT / document).read_text()
 
 
 def test_a_changed_result_changes_the_text(tmp_path):
@@ -34,6 +35,7 @@ def test_the_python_example_runs(capsys):
     assert "'ttft':" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(([^)#:]+)\)", TEXT))
-def test_links_lead_somewhere(path):
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    paths = re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []

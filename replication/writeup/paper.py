@@ -1,0 +1,98 @@
+"""What paper/paper.typ says in numbers: claims with verdicts, tables, single estimates, and where runs come from."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from replication.claims import Outcome, Row, evaluate, read_json
+from replication.claims_table import estimate_text
+from replication.writeup import tables
+from replication.writeup.sources import Source, sources
+from replication.writeup.values import Found, found, verdict_counts
+
+# name in the text -> experiment, metric
+ESTIMATES = {
+    "naive-kl": ("quality_vs_ttft", "cells.naive.kl_first"),
+    "moved-kl": ("quality_vs_ttft", "cells.full-reuse.kl_first"),
+    "prefix-kl": ("quality_vs_ttft", "cells.shared-prefix.kl_first"),
+    "random-kl": ("quality_vs_ttft", "cells.random@15.kl_first"),
+    "first-k-kl": ("quality_vs_ttft", "cells.first-k@15.kl_first"),
+    "blend-kl": ("quality_vs_ttft", "cells.cacheblend-paper@15.kl_first"),
+    "oracle-kl": ("quality_vs_ttft", "cells.oracle@15.kl_first"),
+    "both-kl": ("quality_vs_ttft", "cells.shared-prefix-blend@15.kl_first"),
+    "blend-over-naive": ("quality_vs_ttft", "compare.cacheblend-paper@15/naive.kl_ratio"),
+    "blend-over-random": ("quality_vs_ttft", "compare.cacheblend-paper@15/random@15.kl_ratio"),
+    "blend-over-first-k": ("quality_vs_ttft", "compare.cacheblend-paper@15/first-k@15.kl_ratio"),
+    "blend-over-prefix": ("quality_vs_ttft", "compare.cacheblend-paper@15/shared-prefix.kl_ratio"),
+    "blend-over-oracle": ("quality_vs_ttft", "compare.cacheblend-paper@15/oracle@15.kl_ratio"),
+    "blend-nll": ("quality_vs_ttft", "compare.cacheblend-paper@15/full.nll_difference"),
+    "blend-speedup": ("quality_vs_ttft", "cells.cacheblend-paper@15.speedup"),
+    "prefix-speedup": ("quality_vs_ttft", "cells.shared-prefix.speedup"),
+    "positions-alone": ("naive_concatenation", "one_repair.position.kl_ratio"),
+    "own-sink": ("naive_concatenation", "attention.naive.to_heads"),
+    "over-ceiling": ("ttft", "worst.over_ceiling"),
+    "own-prefill": ("ttft", "worst.full_prefill"),
+}
+
+
+def numbers(root: Path) -> dict:
+    """JSON-ready; `digest` identifies all the rest."""
+    rows = evaluate(root)
+    content = {
+        "counts": verdict_counts(rows),
+        "total": len(rows),
+        "claims": [_claim(row) for row in rows],
+        "sources": [_source(source) for source in sources(rows)],
+        "tables": {
+            table.__name__: {"head": made.head, "rows": made.rows}
+            for table in (tables.quality, tables.faults, tables.ttft, tables.memory)
+            for made in [table(root)]
+        },
+        "estimates": {name: [_estimate(place) for place in found(root, *where)] for name, where in ESTIMATES.items()},
+        "runs": {str(path.parent.relative_to(root)): _run(path) for path in sorted(root.glob("*/*/*/provenance.json"))},
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {"digest": digest, **content}
+
+
+def _claim(row: Row) -> dict:
+    claim = row.claim
+    return {
+        "id": claim.id,
+        "row": claim.row,
+        "statement": claim.statement,
+        "criterion": claim.criterion,
+        "experiment": claim.experiment,
+        "verdict": row.verdict,
+        "outcomes": [_outcome(outcome, claim.terms[0][0]) for outcome in row.outcomes],
+    }
+
+
+def _outcome(outcome: Outcome, main_field: str) -> dict:
+    text = estimate_text(outcome.estimate, main_field)
+    return {"model": outcome.model, "dataset": outcome.dataset, "passed": outcome.passed, "text": text}
+
+
+def _source(source: Source) -> dict:
+    verdicts = verdict_counts(source.rows) or source.unjudged
+    return {"id": source.id, "about": source.about, "verdicts": verdicts, "claims": [r.claim.id for r in source.rows]}
+
+
+def _estimate(place: Found) -> dict:
+    """centre: the mean, median or value."""
+    estimate = {key: value for key, value in place.estimate.items() if key != "n"}
+    centre = next((estimate[key] for key in ("mean", "median", "value") if estimate.get(key) is not None), None)
+    text = estimate_text(estimate, "value")
+    return {
+        "model": place.model,
+        "dataset": place.dataset,
+        "n": place.estimate.get("n"),
+        "centre": centre,
+        "text": text,
+    }
+
+
+def _run(path: Path) -> dict:
+    source = read_json(path)
+    fields = ("command", "config", "git", "machine", "started", "versions")
+    return {field: source[field] for field in fields}
