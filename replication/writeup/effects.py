@@ -121,7 +121,7 @@ EFFECTS = {
         Effect("loading a layer of Llama-70B, ms", "loading", "paper.llama-70b.load_ms"),
         Effect("recomputing 15 % of a layer of Llama-70B, ms", "loading", "paper.llama-70b.recompute_ms"),
     ],
-    "f1": [
+    "answers": [
         Effect("full prefill's F1 on words", "quality", "cells.full.f1"),
         Effect("the same on the model's tokens", "quality", "cells.full.f1_tokens"),
     ],

@@ -27,7 +27,8 @@ figure { margin: .6em 0; } .verdict { white-space: nowrap; font-weight: 600; } .
 .not-testable, .not-run { color: #555; } .fails { color: #a33b00; }
 nav ul { columns: 2; padding-left: 1.2em; } summary { cursor: pointer; }
 .claims th:nth-child(1) { width: 42%; } .claims th:nth-child(3) { width: 33%; }
-@media print { body { font-size: 10px; max-width: none; padding: 0; } code, pre { font-size: 9px; } figure, tr { break-inside: avoid; }
+@media print { body { font-size: 10px; max-width: none; padding: 0; } code, pre { font-size: 9px; }
+  figure, tr { break-inside: avoid; }
   h2, h3 { break-after: avoid; } a { color: inherit; text-decoration: none; } }
 """
 
