@@ -1,4 +1,4 @@
-"""Writes the numbers of README.md and DEVIATIONS.md, between their markers, and those of the paper, from results/.
+"""Writes the numbers of the documents, between their markers, and those of the paper, from results/.
 
 `--check` only says which of them differ.
 """
@@ -11,13 +11,15 @@ from pathlib import Path
 from replication.claims import evaluate
 from replication.claims_table import estimate_text
 from replication.writeup import tables
+from replication.writeup.caches import caches
 from replication.writeup.effects import EFFECTS, effect
 from replication.writeup.paper import numbers
+from replication.writeup.runs import runs
 from replication.writeup.tables import Table
 from replication.writeup.values import verdict_counts
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "DEVIATIONS.md")
+DOCUMENTS = ("README.md", "DEVIATIONS.md", "experiments/README.md")
 NUMBERS = "paper/numbers.json"
 
 
@@ -46,6 +48,8 @@ BLOCKS = {
     "faults": lambda results: tables.faults(results).markdown(),
     "ttft": lambda results: tables.ttft(results).markdown(),
     "memory": lambda results: tables.memory(results).markdown(),
+    "caches": lambda results: caches(results).markdown(),
+    "runs": lambda results: runs(results).markdown(),
     "verdicts": verdicts,
     **{f"effect {name}": lambda results, name=name: effect(results, name) for name in EFFECTS},
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from html import escape
 
-from replication.claims import Outcome, Row
+from replication.claims import Claim, Outcome, Row
 from replication.claims_table import estimate_text
 from replication.writeup.sources import Source
 from replication.writeup.values import VERDICTS, verdict_counts
@@ -100,13 +100,17 @@ def _claims(sources: list[Source]) -> str:
             anchor = "" if row.claim.id in shown else f' id="{row.claim.id}"'
             shown.add(row.claim.id)
             lines.append(
-                f"<tr{anchor}><td>{escape(row.claim.statement)}<br><code>{row.claim.id}</code> "
-                f'<span class="place">fixed {row.claim.fixed.astimezone(UTC):%Y-%m-%d %H:%M} UTC</span></td>'
-                f"<td><code>{escape(row.claim.criterion)}</code></td>"
+                f"<tr{anchor}><td>{escape(row.claim.statement)}<br><code>{row.claim.id}</code>{_fixed(row.claim)}</td>"
+                f"<td><code>{escape(row.claim.criterion or row.claim.reason)}</code></td>"
                 f"<td>{'<br>'.join(_outcome(o, row) for o in row.outcomes)}</td><td>{_verdict(row.verdict)}</td></tr>"
             )
     head = "<thead><tr><th>claim</th><th>criterion</th><th>result</th><th>verdict</th></tr></thead>"
     return f'<table class="claims">{head}<tbody>{"".join(lines)}</tbody></table>'
+
+
+def _fixed(claim: Claim) -> str:
+    moment = claim.fixed and f"{claim.fixed.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f' <span class="place">fixed {moment}</span>' if moment else ""
 
 
 def _outcome(outcome: Outcome, row: Row) -> str:

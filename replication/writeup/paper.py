@@ -74,8 +74,8 @@ def _outcome(outcome: Outcome, main_field: str) -> dict:
 
 
 def _source(source: Source) -> dict:
-    verdicts = verdict_counts(source.rows) or source.unjudged
-    return {"id": source.id, "about": source.about, "verdicts": verdicts, "claims": [r.claim.id for r in source.rows]}
+    claims = [row.claim.id for row in source.rows]
+    return {"id": source.id, "about": source.about, "verdicts": verdict_counts(source.rows), "claims": claims}
 
 
 def _estimate(place: Found) -> dict:

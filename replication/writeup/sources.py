@@ -1,4 +1,4 @@
-"""The rows of the two sources, each with the claims about it; every row is there, with or without a verdict."""
+"""The rows of the two sources, each with the claims about it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,11 @@ from replication.claims import Row
 
 @dataclass(frozen=True)
 class Source:
-    """about: what the source says. unjudged: what stands for it where no claim does."""
+    """about: what the source says."""
 
     id: str
     about: str
     rows: list[Row]
-    unjudged: str | None = None
 
 
 def sources(rows: list[Row]) -> list[Source]:
