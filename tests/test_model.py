@@ -78,7 +78,7 @@ def test_a_model_that_is_wrapped_computes_as_before():
 def test_a_model_without_a_list_of_layers_is_refused():
     lm = tiny_lm("llama")
     lm.config.num_hidden_layers = 3
-    with pytest.raises(ReplicationError, match="LlamaForCausalLM has no list of 3 decoder layers"):
+    with pytest.raises(ReplicationError, match="LlamaForCausalLM is refused: it has no list of 3 decoder layers"):
         wrap("tiny", lm)
 
 
