@@ -1,6 +1,6 @@
-"""vLLM as the referee of our prefix cache (S-10 to S-19): what both reuse of the same prompts, what a hit saves in each,
-and whether both say the same. With LMCache's blending inside vLLM, which needs a GPU, also reuse that is no prefix
-(S-24).
+"""vLLM as the referee of our prefix cache (S-10 to S-19): what both reuse of the same prompts, what a hit saves in
+each, and whether both say the same. With LMCache's blending inside vLLM, which needs a GPU, also reuse that is no
+prefix (S-24).
 
 The servers are given by their addresses; `bash scripts/engines/vllm.sh` starts them, runs this and ends them.
 """

@@ -1,6 +1,5 @@
 """The part of `serving` on outputs: whether vLLM, with and without its prefix cache, says what our model says."""
 
-
 import torch
 from tqdm import tqdm
 
@@ -49,8 +48,8 @@ def decoded(model: Model, ids: tuple[int, ...], prefill: Prefill, count: int) ->
 
 
 def compared(reference: Greedy, other: Greedy) -> dict:
-    """parted: the first token that differs, or None. gap: the lesser of the two gaps there: how near to choosing the same
-    one was. difference: the largest of a log-probability of the tokens before it, in nats; None where there is none."""
+    """parted: the first token that differs, or None. gap: the lesser of the two gaps there, how near to the same choice
+    one was. difference: the largest of a log-probability of the tokens before, in nats; None where there is none."""
     parted = first_difference(reference.ids, other.ids)
     pairs = list(zip(reference.logprobs, other.logprobs, strict=True))[:parted]
     return {

@@ -12,7 +12,11 @@ SYSTEMS = {  # label, colour
     "vllm": ("vLLM", PALETTE[1]),
     "vllm without": ("vLLM, prefix caching off", PALETTE[7]),
 }
-WAYS = {"hit": "same documents,\nother question", "reversed": "documents\nreversed", "other tenant": "another\ntenant's salt"}
+WAYS = {
+    "hit": "same documents,\nother question",
+    "reversed": "documents\nreversed",
+    "other tenant": "another\ntenant's salt",
+}
 ANSWERS = {  # label, colour, line
     "vllm": ("vLLM against our model", PALETTE[1], "-"),
     "vllm hit": ("vLLM: hit against its cold run", PALETTE[2], "--"),
@@ -37,7 +41,9 @@ def _counts(axis, summary: dict) -> None:
     points = found["points"]
     longest = max(ours for ours, _ in points)
     axis.plot((0, longest), (0, longest), color=PALETTE[7], linewidth=1, label="equal")
-    axis.plot((block, longest), (0, longest - block), color=PALETTE[7], linewidth=1, linestyle=":", label="a block less")
+    axis.plot(
+        (block, longest), (0, longest - block), color=PALETTE[7], linewidth=1, linestyle=":", label="a block less"
+    )
     axis.plot(*zip(*points, strict=True), "o", color=PALETTE[1], markersize=4, label="requests")
     axis.set_xlabel("tokens in blocks that our pool has")
     axis.set_ylabel("cached tokens that vLLM reports")

@@ -20,8 +20,8 @@ def by_vllms_rule(found: int, tokens: int, block_size: int) -> int:
 
 
 def summarise(records: list[dict], config: ServingConfig) -> dict:
-    """counts: requests whose cached tokens are not those that our pool's blocks give (`differ`), in how many the rule for
-    the last block mattered (`last_block`). times: TTFT, and as a share of the same system's cold prompt in the same round;
+    """counts: requests whose cached tokens are not those that our pool's blocks give (`differ`), and where the rule for
+    the last block mattered (`last_block`). times: TTFT, and its share of the same system's cold prompt of the round;
     `net` is without vLLM's floor. compare: our share over vLLM's. answers: see `compared` in serving_answers."""
     rows = {kind: [r for r in records if r["kind"] == kind] for kind in ("counts", "times", "blends", "answers")}
     summary = {
@@ -59,19 +59,14 @@ def _counts(rows: dict[str, list[dict]], config: ServingConfig) -> dict:
     return {
         "requests": len(pairs),
         "differ": sum(p["cached"] != tokens for p, tokens in zip(pairs, given, strict=True)),
-        "last_block": sum(
-            p["found"] * config.block_size != tokens for p, tokens in zip(pairs, given, strict=True)
-        ),
+        "last_block": sum(p["found"] * config.block_size != tokens for p, tokens in zip(pairs, given, strict=True)),
         "tokens": sum(p["tokens"] for p in pairs),
         "cached": sum(p["cached"] for p in pairs),
         "reused": sum(p["reused"] for p in pairs),
-        "metrics_differ": sum(
-            r["metric_hits"] != total for r, total in zip(rows["counts"], streamed, strict=True)
-        ),
+        "metrics_differ": sum(r["metric_hits"] != total for r, total in zip(rows["counts"], streamed, strict=True)),
         "cached_without": sum(without),
         "points": sorted({(p["found"] * config.block_size, p["cached"]) for p in pairs}),
     }
-
 
 
 def _time(records: list[dict], system: str, way: str) -> dict:

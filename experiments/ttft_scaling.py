@@ -1,4 +1,5 @@
-"""Time to first token by prompt length, in half precision: `ttft` for a GPU, with fewer methods and longer prompts (S-22).
+"""Time to first token by prompt length, in half precision: `ttft` for a GPU, with fewer methods and longer prompts
+(S-22).
 
 Chunks lie in the GPU's memory. TTFT does not depend on what the weights are, so random ones serve for a model of this
 size and context: `scripts/random_model.py` makes one.
@@ -11,7 +12,7 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 
 from experiments import ttft
-from experiments.figures import PALETTE, STYLE, around, read_summary, save
+from experiments.figures import STYLE, around, read_summary, save
 from experiments.ttft import run
 from replication.measure import cell
 from replication.methods import METHODS
@@ -52,7 +53,13 @@ def plot(folder: Path) -> None:
     dtypes = list(dict.fromkeys(place.split()[0] for place in places))
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, axes = plt.subplots(
-        2, len(dtypes), figsize=(2 + 5 * len(dtypes), 7.4), sharex=True, sharey="row", squeeze=False, layout="constrained"
+        2,
+        len(dtypes),
+        figsize=(2 + 5 * len(dtypes), 7.4),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
     )
     for column, dtype in enumerate(dtypes):
         found = {int(place.split()[1]): cells["cells"] for place, cells in places.items() if place.split()[0] == dtype}

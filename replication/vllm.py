@@ -138,6 +138,8 @@ class VLLM:
 def _tokens(logprobs: dict | None) -> Iterator[tuple[int, float, float]]:
     """(token id, its log-probability, by how much that exceeds the next best) for each token of a choice."""
     if logprobs:
-        for token, own, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        for token, own, top in zip(
+            logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+        ):
             rest = [value for name, value in top.items() if name != token]
             yield int(token.removeprefix("token_id:")), own, own - max(rest)

@@ -45,6 +45,6 @@ def write(folder: Path, shape: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or sys.argv[2:] and sys.argv[2] not in SHAPES:
+    if len(sys.argv) not in (2, 3) or (sys.argv[2:] and sys.argv[2] not in SHAPES):
         sys.exit(f"usage: python scripts/random_model.py FOLDER [{'|'.join(SHAPES)}]")
     write(Path(sys.argv[1]), *(sys.argv[2:] or ["llama-1b"]))

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("meta")
 # what a GPU takes from both
-_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+_COPIES = (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.to)
 
 
 class Elsewhere(torch.Tensor):
@@ -49,33 +49,42 @@ class _Given(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.tensor and kwargs.get("device") == DEVICE:
             return Elsewhere(func(*args, **{**kwargs, "device": "cpu"}))
+        if func is torch.Tensor.tolist and isinstance(args[0], Elsewhere):
+            return args[0].data_here.tolist()
         if func is nn.functional.scaled_dot_product_attention:
             return _run(func, args, kwargs)
         return func(*args, **kwargs)
 
 
 def _run(func, args: tuple, kwargs: dict):
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    leaves = tree_leaves((args, kwargs))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     away = [t for t in tensors if isinstance(t, Elsewhere)]
-    if away and func not in _COPIES and any(t.dim() for t in tensors if not isinstance(t, Elsewhere)):
+    copies = getattr(func, "overloadpacket", None) in _COPIES
+    if away and not copies and any(t.dim() for t in tensors if not isinstance(t, Elsewhere)):
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {DEVICE} and cpu")
-    wanted = kwargs.get("device")
-    there = bool(away) if wanted is None else torch.device(wanted) == DEVICE
-    result = func(*tree_map(_data, args), **tree_map(_data, kwargs) | ({} if wanted is None else {"device": "cpu"}))
+    there = next((d == DEVICE for d in leaves if isinstance(d, torch.device)), bool(away))
+    result = func(*tree_map(_data, args), **tree_map(_data, kwargs))
     schema = getattr(func, "_schema", None)
     if schema is not None and schema.is_mutable:
         return kwargs.get("out", args[0])
+    if copies and bool(away) != there:
+        result = result.clone()
     return tree_map(lambda t: Elsewhere(t) if isinstance(t, torch.Tensor) else t, result) if there else result
 
 
 def _data(thing):
+    """What stands for it on the CPU."""
+    if isinstance(thing, torch.device):
+        return torch.device("cpu")
     return thing.data_here if isinstance(thing, Elsewhere) else thing
 
 
 @contextmanager
 def pretended() -> Iterator[None]:
     """Within the context, and in this thread, there is such a device."""
-    with _Made(), _Given():
+    # tensors like these cannot go in and out of inference mode
+    with torch.inference_mode(), _Made(), _Given():
         yield
 
 

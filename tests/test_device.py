@@ -214,5 +214,7 @@ def test_the_parts_are_times_of_the_work_and_not_of_asking_for_it(tiny, slow, mo
 
 
 def test_building_chunks_is_waited_for(tiny, slow, monkeypatch):
-    monkeypatch.setattr("replication.methods.base.prefill_chunk", slow.asks(3.0, lambda model, ids, context: ChunkKV(ids, 0, [], [])))
+    monkeypatch.setattr(
+        "replication.methods.base.prefill_chunk", slow.asks(3.0, lambda model, ids, context: ChunkKV(ids, 0, [], []))
+    )
     assert make_method("full-reuse").learn(tiny("llama"), a_prompt(), MemoryStore()) == 3 * 4

@@ -1,4 +1,4 @@
-"""The experiment with vLLM as referee, on stand-ins that follow its rules or break them; `test_vllm` has the real one."""
+"""The experiment with vLLM as referee, on stand-ins that keep or break its rules; `test_vllm` has the real one."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""A stand-in for a vLLM server: its completions API and metrics over our own model and prefix cache, with its rule that a
-prompt is never found whole."""
+"""A stand-in for a vLLM server: its completions API and metrics over our own model and prefix cache, with its rule
+that a prompt is never found whole."""
 
 import json
 import threading
@@ -38,7 +38,11 @@ class StandIn:
             for token, own, gap in zip(found.ids, found.logprobs, found.gaps, strict=True):
                 name = f"token_id:{token}"
                 top = {name: own, "token_id:0" if token else "token_id:1": own - gap}
-                yield {"choices": [{"text": "", "logprobs": {"tokens": [name], "token_logprobs": [own], "top_logprobs": [top]}}]}
+                yield {
+                    "choices": [
+                        {"text": "", "logprobs": {"tokens": [name], "token_logprobs": [own], "top_logprobs": [top]}}
+                    ]
+                }
         else:
             yield {"choices": [{"text": str(int(prefill.logits.argmax())), "logprobs": None}]}
         details = {"prompt_tokens_details": {"cached_tokens": cached}} if cached else {}

