@@ -62,6 +62,12 @@ def model_on(device: str, family: str, dtype: str = "float32") -> Model:
     return wrap(f"tiny-{family}", elsewhere.moved(lm) if device == "elsewhere" else lm.to(device))
 
 
+@functools.cache
+def store_on(device: str) -> MemoryStore:
+    """What every method keeps of a request on the tiny Llama."""
+    return learned(model_on(device, "llama"), a_prompt())
+
+
 def here(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [t.cpu().float() for t in tensors]
 
@@ -97,10 +103,10 @@ def test_ratio_1_is_full_prefill_and_stays_on_the_device(device, family):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(device, name):
     model, prompt = model_on(device, "llama"), a_prompt()
-    result = run(model, name, prompt)
+    result = run(model, name, prompt, 1.0, store_on(device))
     if name in (*BLENDING, *EXACT):
         assert_full(model, prompt, result)
-    store = learned(model, prompt)
+    store = store_on(device)
     some = run(model, name, prompt, 0.3, store)
     assert {t.device for t in (*kv(some.cache), some.logits)} == {model.device}
     again = run(model, name, prompt, 0.3, store)
@@ -111,7 +117,7 @@ def test_every_method(device, name):
 @pytest.mark.parametrize("name", BLENDING)
 def test_ratio_0_is_full_reuse_bit_for_bit(device, name):
     model, prompt = model_on(device, "llama"), a_prompt()
-    store = learned(model, prompt)
+    store = store_on(device)
     result, reuse = run(model, name, prompt, 0.0, store), reuse_alone(name).prefill(model, prompt, store)
     assert_close([result.logits, *kv(result.cache)], [reuse.logits, *kv(reuse.cache)], 0)
 

@@ -90,6 +90,7 @@ def body(vllm: VLLM, salt: str, question: str = "Who lit the lighthouse?"):
     return {
         "model": vllm.name,
         "max_tokens": 4,
+        "temperature": 0,
         "system": [marked],
         "messages": [{"role": "user", "content": question}],
         "extra_body": {"cache_salt": salt},

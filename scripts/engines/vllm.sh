@@ -69,14 +69,14 @@ serve() { # NAME DTYPE OPTION...: sets url
         --max-model-len 4096 --enforce-eager --block-size 32 --enable-prompt-tokens-details \
         --gpu-memory-utilization 0.25 "${@:3}" > "$log" 2>&1 < /dev/null &
     servers+=($!)
-    for _ in $(seq 300); do
+    for _ in $(seq 200); do # 10 minutes
         if ! kill -0 "${servers[-1]}" 2> /dev/null; then
             break
         fi
         if .venv/bin/python -c "import urllib.request as r; r.urlopen('$url/health', timeout=5)" 2> /dev/null; then
             return
         fi
-        sleep 1
+        sleep 3
     done
     tail -n 30 "$log" >&2
     echo "error: vLLM ($name) did not start; the end of its log is above" >&2
