@@ -21,6 +21,7 @@ __all__ = ["TITLE", "Config", "plot", "run", "summarise"]
 
 TITLE = "TTFT from 1,024 to 32,768 tokens in half precision, for a GPU"
 TIMED = ("cacheblend-paper", "cacheblend-lmcache", "first-k", "full", "prefix-same-order", "full-reuse")
+TICKS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def plot(folder: Path) -> None:
                 axis.errorbar(list(found), medians, yerr=bars, label=label, color=colour, marker=marker, elinewidth=0.8)
         axes[0][column].set_title(dtype)
         axes[0][column].set_yscale("log")
+        axes[1][column].set_yscale("log", base=2)
+        axes[1][column].set_yticks(TICKS, [f"{tick}×" for tick in TICKS])
         axes[1][column].set_xscale("log", base=2)
         axes[1][column].set_xticks(list(found), [f"{length:,}" for length in found])
         axes[1][column].minorticks_off()
