@@ -31,7 +31,7 @@ from replication.methods import make_method
 from replication.model import Model, load_model
 from replication.prompt import ChunkedPrompt
 from replication.records import RunFolder
-from replication.store import ChunkStore, MemoryStore
+from replication.store import ChunkStore, HostStore, MemoryStore
 from replication.throttle import TokenBucket
 
 TITLE = "Loading: pipelined recompute over memory, disk and throttled devices; the loading controller"
@@ -134,7 +134,7 @@ def _stores(config: Config, path: Path) -> Iterator[dict[str, ChunkStore]]:
     buckets = {device_name(rate): TokenBucket(rate * 1e9) for rate in config.rates}
     try:
         stores = {device: LayerStore(files, bucket=buckets.get(device)) for device in config.devices[1:]}
-        yield {"memory": MemoryStore(), **stores}
+        yield {"memory": HostStore(), **stores}
     finally:
         shutil.rmtree(files, ignore_errors=True)
 

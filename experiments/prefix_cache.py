@@ -15,8 +15,9 @@ from experiments.prefix_figures import prefix_figure
 from replication.caches.prefix import PrefixCache
 from replication.data import load
 from replication.decode import generate
+from replication.device import synchronize
 from replication.errors import ReplicationError
-from replication.fuse import fuse, synchronize
+from replication.fuse import fuse
 from replication.measure import BASELINE
 from replication.metrics.fidelity import kl
 from replication.model import Model, load_model

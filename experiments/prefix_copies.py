@@ -12,8 +12,8 @@ from transformers import StaticCache
 from experiments.common import RagConfig, load_inputs, require_positive
 from experiments.prefix_figures import copies_figure
 from replication.caches.prefix import PrefixCache
+from replication.device import synchronize
 from replication.errors import ReplicationError
-from replication.fuse import synchronize
 from replication.metrics.fidelity import kl
 from replication.model import Model
 from replication.prompt import ChunkedPrompt

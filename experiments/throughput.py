@@ -22,8 +22,9 @@ from experiments.workload import extended_workload
 from replication.caches.embedding import embedder_directory, load_embedder
 from replication.chunk_file import chunk_key
 from replication.data import Loaded, load
+from replication.device import synchronize
 from replication.errors import ReplicationError
-from replication.fuse import Report, synchronize
+from replication.fuse import Report
 from replication.methods import Chunks, PrefixChain, make_method
 from replication.model import Model, load_model
 from replication.prompt import ChunkedPrompt, build_prompt, chain

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from replication.fuse import synchronize
+from replication.device import synchronize
 from replication.model import Model
 
 # Larger than the caches of a CPU, small enough for any machine that runs a model

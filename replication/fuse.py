@@ -16,6 +16,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from replication.device import synchronize
 from replication.errors import ReplicationError
 from replication.layers import wrapped
 from replication.row_attention import Block, block_attention, row_blocks
@@ -244,9 +245,3 @@ def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None
     synchronize(model.device)
     fusion.report.seconds = dict(stored.seconds)
     return Prefill(fusion.cache.filled, logits, fusion.report)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device, so that a clock read afterwards covers its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

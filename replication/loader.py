@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from replication.device import loading_stream, synchronize
 from replication.errors import ReplicationError
-from replication.fuse import Prefill, synchronize
+from replication.fuse import Prefill
 from replication.layer_store import KV, DamagedChunk
 from replication.layers import wrapped
 from replication.methods.base import Method
@@ -113,17 +114,19 @@ class Loader(StoredKV):
     def _load(self) -> None:
         """The thread: one layer after the other, each as soon as it is allowed."""
         try:
-            for index in range(len(self.model.layers)):
-                with self._changed:
-                    self._changed.wait_for(partial(self._may_load, index))
-                    if self._closed:
-                        return
-                begun = time.perf_counter()
-                found = super().layer(index)
-                with self._changed:
-                    self._loaded[index] = found
-                    self.trace.append(Event("load", index, begun, time.perf_counter()))
-                    self._changed.notify_all()
+            with loading_stream(self.model.device) as hand_over:
+                for index in range(len(self.model.layers)):
+                    with self._changed:
+                        self._changed.wait_for(partial(self._may_load, index))
+                        if self._closed:
+                            return
+                    begun = time.perf_counter()
+                    found = super().layer(index)
+                    hand_over(found)
+                    with self._changed:
+                        self._loaded[index] = found
+                        self.trace.append(Event("load", index, begun, time.perf_counter()))
+                        self._changed.notify_all()
         except BaseException as error:  # for the thread that waits
             with self._changed:
                 self._error = error

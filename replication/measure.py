@@ -8,7 +8,8 @@ import torch
 
 from replication.data.example import RagExample
 from replication.decode import FirstLine, answer_logprobs, generate, sequence_logprob
-from replication.fuse import Prefill, synchronize
+from replication.device import synchronize
+from replication.fuse import Prefill
 from replication.methods import METHODS, make_method
 from replication.metrics.answers import exact_match, first_line, rank_correct, rouge_l, token_f1
 from replication.metrics.cost import ceiling

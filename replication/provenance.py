@@ -85,6 +85,7 @@ def _machine() -> dict:
         "bf16_units": sorted({flag for flag in (_cpu("flags") or "").split() if "bf16" in flag}),
         "onednn_max_cpu_isa": os.environ.get("ONEDNN_MAX_CPU_ISA"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda": torch.version.cuda,
         "memory_gib": _memory_gib(),
         "system": platform.system(),
         "torch_threads": torch.get_num_threads(),

@@ -24,6 +24,8 @@ from replication.registry import Registry
 
 Config = Any  # an experiment's own frozen dataclass
 MODEL_FIELDS = ("model", "judge")
+# where things are found, which says nothing about a number and differs between machines
+_PLACES = ("data_dir", "url", "uncached_url", "blend_url")
 _PROFILE_KEYS = {"about", "runs"}
 _RUN_KEYS = {"experiment", "model", "dataset", "set"}
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -64,8 +66,8 @@ def configure(
 
 
 def recorded(config: Config) -> dict:
-    """The config as results hold it: without paths, which say nothing about a number and differ between machines."""
-    fields = {key: value for key, value in dataclasses.asdict(config).items() if key != "data_dir"}
+    """The config as results hold it: without paths and addresses."""
+    fields = {key: value for key, value in dataclasses.asdict(config).items() if key not in _PLACES}
     labels = {key: model_label(fields[key]) for key in MODEL_FIELDS if key in fields and Path(fields[key]).is_dir()}
     return jsonable(fields | labels)
 

@@ -1,4 +1,4 @@
-"""Content-addressed stores of chunk KV: in memory, or one checked file a chunk.
+"""Content-addressed stores of chunk KV: in memory of the device or the host, or one checked file a chunk.
 
 A key names everything that a chunk's KV depends on, so an entry is never stale: it is right, or it is not found.
 """
@@ -11,14 +11,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from replication.atomic import explained, remove_old_partials, write_atomic
 from replication.chunk import ChunkKV
 from replication.chunk_file import chunk_key, decode, encode
+from replication.device import on_host
 from replication.errors import ReplicationError
 
-__all__ = ["ChunkStore", "DirectoryStore", "MemoryStore", "chunk_key"]
+__all__ = ["ChunkStore", "DirectoryStore", "HostStore", "MemoryStore", "chunk_key"]
 
 SUFFIX = ".kv.safetensors"
 
@@ -107,6 +109,14 @@ class MemoryStore(ChunkStore):
     def nbytes(self) -> int:
         """Bytes of all K and V tensors."""
         return self._nbytes
+
+
+class HostStore(MemoryStore):
+    """Chunks kept in the host's memory, whatever device they were made on; pinned where that is a GPU."""
+
+    def put(self, key: str, chunk: ChunkKV) -> None:
+        keys, values = ([on_host(tensor) for tensor in tensors] for tensors in (chunk.keys, chunk.values))
+        super().put(key, replace(chunk, keys=keys, values=values))
 
 
 class DirectoryStore(ChunkStore):

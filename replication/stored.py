@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from replication.chunk import ChunkKV
+from replication.device import synchronize
 from replication.model import Model
 
 
@@ -31,7 +32,8 @@ class Piece:
 class StoredKV:
     """Stored KV of a prompt of token ids `ids`, in pieces; `move`: rotate keys to their places, or leave them.
 
-    seconds: time spent loading (copying into place) and rotating, summed over layers.
+    seconds: time spent loading (copying into place) and rotating, summed over layers. A GPU is waited for before and
+    after each, which costs it a little of its TTFT.
     """
 
     model: Model
@@ -56,6 +58,7 @@ class StoredKV:
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [1, kv heads, tokens, head dim] of one layer; rows that no piece covers hold no data."""
+        synchronize(self.model.device)
         begun = time.perf_counter()
         # each is asked for once, since a chunk may make its tensors when asked
         parts = [(p.target, p.stop, *p.chunk.layer(index)) for p in self.pieces]
@@ -64,11 +67,13 @@ class StoredKV:
             for like in parts[0][2:]
         )
         for start, stop, chunk_keys, chunk_values in parts:
-            keys[0, :, start:stop] = chunk_keys
-            values[0, :, start:stop] = chunk_values
+            keys[0, :, start:stop].copy_(chunk_keys, non_blocking=True)
+            values[0, :, start:stop].copy_(chunk_values, non_blocking=True)
+        synchronize(self.model.device)
         loaded = time.perf_counter()
         if self._moved:
             self.model.rotation.move(index, keys[0, :, self._span], self._angles)
+            synchronize(self.model.device)
         self.seconds["load"] += loaded - begun
         self.seconds["rotate"] += time.perf_counter() - loaded
         return keys, values
@@ -77,11 +82,13 @@ class StoredKV:
         """One rotation covers the span from the first moved token to the last; rows in between that stay move by 0."""
         if not self._moved:
             return None
+        synchronize(self.model.device)
         begun = time.perf_counter()
         deltas = torch.zeros(len(self.ids), dtype=torch.long, device=self.model.device)
         for piece in self._moved:
             deltas[piece.target : piece.stop] = piece.position - piece.chunk.start
         self._span = slice(min(p.target for p in self._moved), max(p.stop for p in self._moved))
         angles = self.model.rotation.angles(deltas[self._span], self.model.dtype)
+        synchronize(self.model.device)
         self.seconds["rotate"] += time.perf_counter() - begun
         return angles

@@ -28,8 +28,9 @@ from transformers import DynamicCache
 from replication.caches.block_names import BlockNames, sha256
 from replication.caches.block_pool import BlockPool, Name
 from replication.chunk import ChunkKV, prefill_chunk
+from replication.device import synchronize
 from replication.errors import ReplicationError
-from replication.fuse import Prefill, fuse, synchronize
+from replication.fuse import Prefill, fuse
 from replication.model import Model
 from replication.prompt import ChunkedPrompt
 from replication.selectors.base import Selector

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
+from replication.device import synchronize
 from replication.errors import ReplicationError
-from replication.fuse import synchronize
 from replication.model import Model
 
 _STORED = ("keys", "values", "_quantized_keys", "_quantized_values")

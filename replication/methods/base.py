@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 from transformers import DynamicCache
 
 from replication.chunk import cut, prefill_chunk
+from replication.device import synchronize
 from replication.errors import ReplicationError
 from replication.fuse import Prefill, fuse
 from replication.model import Model
@@ -142,6 +143,7 @@ class Method:
         """Take from an earlier request what this method keeps; returns the seconds it took."""
         begun = time.perf_counter()
         self.source.learn(model, earlier, store)
+        synchronize(model.device)
         return time.perf_counter() - begun
 
     def prefill(self, model: Model, prompt: ChunkedPrompt, store: ChunkStore) -> Prefill:
