@@ -123,3 +123,25 @@ def test_young_partial_of_another_process_stays(tmp_path):
     partial.touch()
     DirectoryStore(tmp_path)
     assert partial.exists()
+
+
+def test_what_is_read_while_others_write_is_one_whole_entry(tmp_path):
+    writers = [
+        multiprocessing.get_context("fork").Process(target=write_entries, args=(tmp_path, False)) for _ in range(2)
+    ]
+    for writer in writers:
+        writer.start()
+    try:
+        store, found, deadline = DirectoryStore(tmp_path), 0, time.monotonic() + 60
+        while found < 50:
+            assert time.monotonic() < deadline
+            key = str(random.randrange(50))
+            chunk = store.get(key)
+            if chunk is not None:
+                found += 1
+                assert chunk.ids[0] % 50 == int(key)
+                assert all((tensor == chunk.ids[0]).all() for tensor in (*chunk.keys, *chunk.values))
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.join()
