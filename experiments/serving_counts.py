@@ -40,12 +40,13 @@ def prompts_of(config: ServingConfig, vocabulary: int, stream: int) -> Iterator[
         whole = config.block_size * rng.randint(0, most // config.block_size) + rng.choice((-1, 0, 0, 1))
         return min(most, max(1, whole if rng.random() < 0.8 else rng.randint(1, most)))
 
-    earlier: list[tuple[int, ...]] = []
+    earlier: list[tuple[tuple[int, ...], int]] = []
     for _ in range(config.requests):
-        base = rng.choice(earlier) if earlier else ()
+        base, tenant = rng.choice(earlier) if earlier else ((), 0)
         kept = base[: near_a_block(len(base))] if base else ()
         longer = not kept or rng.random() < 0.7  # the rest is what was sent before, or a beginning of it
         length = max(len(kept), near_a_block(config.longest)) if longer else len(kept)
         fresh = (rng.randrange(vocabulary) for _ in range(length - len(kept)))
-        earlier.append((*kept, *fresh))
-        yield earlier[-1], rng.randrange(config.salts)
+        # mostly by the same tenant, as another finds nothing
+        earlier.append(((*kept, *fresh), tenant if rng.random() < 0.7 else rng.randrange(config.salts)))
+        yield earlier[-1]
