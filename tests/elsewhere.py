@@ -43,7 +43,7 @@ class _Made(TorchDispatchMode):
 
 
 class _Given(TorchFunctionMode):
-    """Tensors of given numbers on the device, which torch would make without their data; and attention as one call."""
+    """Tensors of given numbers on the device, which torch would make without their data; and what the CPU cannot do alike."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -51,6 +51,8 @@ class _Given(TorchFunctionMode):
             return Elsewhere(func(*args, **{**kwargs, "device": "cpu"}))
         if func is torch.Tensor.tolist and isinstance(args[0], Elsewhere):
             return args[0].data_here.tolist()
+        if func is torch.histc:  # experts count integers on a GPU, which the CPU cannot
+            args = (args[0].float(), *args[1:])
         if func is nn.functional.scaled_dot_product_attention:
             return _run(func, args, kwargs)
         return func(*args, **kwargs)
