@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs into .venv what is missing there, runs the experiments of a profile, and judges the claims.
-# Usage: bash scripts/reproduce.sh [smoke|quick|full|caches|quality] [option of `python -m replication reproduce` ...]
+# Usage: bash scripts/reproduce.sh [smoke|quick|full|caches|insights|quality] [option of `python -m replication reproduce` ...]
 # Interrupted, the same command resumes where it stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,7 @@ case "${1:-}" in
         ;;
 esac
 case "$profile" in
-    full | quality) bash scripts/install.sh gemma ;;
+    full | insights | quality) bash scripts/install.sh gemma ;;
     *) bash scripts/install.sh ;;
 esac
 echo "[reproduce] profile $profile"
