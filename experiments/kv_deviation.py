@@ -47,9 +47,10 @@ def run(config: Config, folder: RunFolder) -> None:
         if ("deviation", example.id) not in done:
             stored, full = reused(inputs.model, prompt), full_prefill(inputs.model, prompt)
             tokens = candidates(stored)
-            moved = (full.cache.layers[0].keys[0] - stored.layer(0)[0][0])[:, tokens].abs().max().item()
+            true, moved = full.cache.layers[0].keys[0], stored.layer(0)[0][0]
+            error = ((true - moved)[:, tokens].abs().max() / true.abs().max()).item()
             found = {name: _spread(d) for name, d in zip(TENSORS, _deviations(stored, full, tokens), strict=True)}
-            folder.append({"kind": "deviation", "example": example.id, "moved": moved, **jsonable(found, DIGITS)})
+            folder.append({"kind": "deviation", "example": example.id, "moved": error, **jsonable(found, DIGITS)})
 
 
 def _deviations(stored: StoredKV, full: Prefill, tokens: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +76,8 @@ def _spread(deviation: np.ndarray) -> dict:
 def summarise(records: list[dict], config: Config) -> dict:
     """For K and V: how concentrated deviation is, per layer and on average, and rank correlations of layers.
 
-    moved: the largest difference of a moved key in layer 0 from the key that full prefill computes there.
+    moved: the largest difference of a moved key in layer 0 from the key that full prefill computes there, over the
+    largest number in such a key.
     """
     rows = [r for r in records if r["kind"] == "deviation"]
     found = {name: {**_concentration(rows, name), **_ranks(rows, name)} for name in TENSORS}

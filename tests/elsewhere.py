@@ -43,7 +43,7 @@ class _Made(TorchDispatchMode):
 
 
 class _Given(TorchFunctionMode):
-    """Tensors of given numbers on the device, which torch would make without their data; and what the CPU cannot do alike."""
+    """Tensors of given numbers on the device, which torch would make without data; and what the CPU cannot do alike."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
