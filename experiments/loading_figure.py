@@ -85,7 +85,7 @@ def _by_device(axis, summary: dict, blend: str) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("where the KV is")
     axis.set_ylabel("TTFT, ms (median, quartiles)")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(frameon=False, fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.9))
     axis.set_title("TTFT by where the KV is")
 
 
