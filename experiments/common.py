@@ -3,7 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date
 
+from replication.caches.provider.rules import load_rules
 from replication.data import DATASETS, RagExample, load
 from replication.errors import ReplicationError
 from replication.model import DTYPES, Model, load_model
@@ -33,6 +35,24 @@ class RagConfig:
     @property
     def style(self) -> PromptFormat:
         return PromptFormat(self.template, self.separator, self.bos, DATASETS[self.dataset].task)
+
+
+class Priced:
+    """What a config adds whose bills follow a provider's rules; on: the date whose rules hold, as text."""
+
+    on: str
+
+    @property
+    def date(self) -> date:
+        try:
+            return date.fromisoformat(self.on)
+        except ValueError as error:
+            raise ReplicationError(f"on must be a date of the form YYYY-MM-DD, not '{self.on}'") from error
+
+    def require_prices(self, *models: str) -> None:
+        for model in models:
+            if "dollars" not in load_rules("anthropic", model, self.date).values:
+                raise ReplicationError(f"the rules have no price for {model}: choose another model")
 
 
 @dataclass(frozen=True)

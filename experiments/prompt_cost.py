@@ -6,18 +6,16 @@ of replication/caches/provider, in tokens of the local model.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from experiments.common import RagConfig, by_cell, identify, require_positive
+from experiments.common import Priced, RagConfig, by_cell, identify, require_positive
 from experiments.prompt_figure import prompt_figure
 from experiments.prompt_scenarios import PITFALLS, Material, asked, body, text
 from replication.caches.provider.anthropic import Call, PromptCache
 from replication.caches.provider.request import Tokenize, tokenizer_of
-from replication.caches.provider.rules import load_rules
 from replication.data import RagExample, load
 from replication.errors import ReplicationError
 from replication.prompt import first_difference, passage_text
@@ -31,7 +29,7 @@ OWN_SYSTEM = "Answer questions about institutions."
 
 
 @dataclass(frozen=True)
-class Config(RagConfig):
+class Config(Priced, RagConfig):
     """on: the date whose rules hold; api_model, cheaper: whose; calls: in a scenario, `gap` seconds apart.
 
     gaps: seconds between the calls of the break-even curves; added: most blocks added between two calls.
@@ -53,16 +51,7 @@ class Config(RagConfig):
             raise ReplicationError(f"calls must be from 4 to {self.passages}, the passages, not {self.calls}")
         if self.gap not in self.gaps:
             raise ReplicationError(f"gaps must hold gap = {self.gap}")
-        for model in (self.api_model, self.cheaper):
-            if "dollars" not in load_rules("anthropic", model, self.date).values:
-                raise ReplicationError(f"the rules have no price for {model}: choose another model")
-
-    @property
-    def date(self) -> date:
-        try:
-            return date.fromisoformat(self.on)
-        except ValueError as error:
-            raise ReplicationError(f"on must be a date of the form YYYY-MM-DD, not '{self.on}'") from error
+        self.require_prices(self.api_model, self.cheaper)
 
 
 def run(config: Config, folder: RunFolder) -> None:

@@ -4,13 +4,12 @@ Each request goes to all systems, one after the other in an order that rotates; 
 """
 
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from experiments.common import identify
+from experiments.common import Priced, identify
 from experiments.side_by_side_figure import side_by_side_figure
 from experiments.side_by_side_prompts import Arrival, Conversations, marked
 from experiments.side_by_side_summary import FULL, NO_CACHE, PROMPT_CACHE, summarise
@@ -26,7 +25,6 @@ from experiments.side_by_side_systems import (
 from replication.caches.embedding import embedder_directory, load_embedder
 from replication.caches.provider.anthropic import PromptCache
 from replication.caches.provider.request import Tokenize, tokenizer_of
-from replication.caches.provider.rules import load_rules
 from replication.caches.semantic import Embeds
 from replication.data.stream import Request, Traffic, stream, stream_sha256
 from replication.errors import ReplicationError
@@ -52,7 +50,7 @@ BILLS = {
 
 
 @dataclass(frozen=True)
-class Config(Traffic):
+class Config(Priced, Traffic):
     """n requests of the stream that Traffic describes, `gap` seconds apart on its own clock, by which the provider's
     entries live. new_tokens: of each answer. uncached: how many requests are also answered without any KV cache.
 
@@ -87,15 +85,7 @@ class Config(Traffic):
             raise ReplicationError(f"uncached must be from 1 to n = {self.n}")
         if not 0 < self.ratio <= 1 or not -1 <= self.threshold <= 1:
             raise ReplicationError("ratio must be a share above 0, and threshold a cosine")
-        if "dollars" not in load_rules("anthropic", self.api_model, self.date).values:
-            raise ReplicationError(f"the rules have no price for {self.api_model}: choose another api_model")
-
-    @property
-    def date(self) -> date:
-        try:
-            return date.fromisoformat(self.on)
-        except ValueError as error:
-            raise ReplicationError(f"on must be a date of the form YYYY-MM-DD, not '{self.on}'") from error
+        self.require_prices(self.api_model)
 
 
 def check(config: Config) -> None:

@@ -65,43 +65,39 @@ def _throughput(axis, summary: dict) -> None:
 
 
 def _batch_times(axis, sizes: dict) -> None:
-    places = [int(size) for size in sizes]
     lines = (
         ("full", "full prefill, one batch", 7, "o"),
         ("blends", "blends, one by one", 0, "o"),
         ("decode", "decoding", 1, "s"),
     )
-    for key, label, colour, marker in lines:
-        found = [cell[key] for cell in sizes.values()]
-        bars = np.hstack([around(f, "median") for f in found])
-        axis.errorbar(
-            places, [f["median"] for f in found], yerr=bars, label=label, color=PALETTE[colour], marker=marker
-        )
-    axis.set_xticks(places)
-    axis.set_ylim(0)
-    axis.set_xlabel("batch size")
+    _by_batch_size(axis, sizes, lines)
     axis.set_ylabel("s for the whole batch (median, quartiles)")
     axis.legend(frameon=False)
     axis.set_title("A batch of prompts of equal length")
 
 
 def _batch_speedups(axis, sizes: dict) -> None:
-    places = [int(size) for size in sizes]
     lines = (
         ("prefill_speedup", "until all have a first token", 0, "o"),
         ("ttft_speedup", "mean TTFT", 4, "^"),
         ("request_speedup", "whole batch, decoding included", 1, "s"),
     )
+    _by_batch_size(axis, sizes, lines)
+    axis.axhline(1, color="grey", linewidth=0.8)
+    axis.set_ylabel("speed-up of blends (median, quartiles)")
+    axis.legend(frameon=False, fontsize=9, loc="upper left")
+    axis.set_title("Blends against batched full prefill")
+
+
+def _by_batch_size(axis, sizes: dict, lines: tuple[tuple[str, str, int, str], ...]) -> None:
+    """A line for each (key, label, colour, marker)."""
+    places = [int(size) for size in sizes]
     for key, label, colour, marker in lines:
         found = [cell[key] for cell in sizes.values()]
         bars = np.hstack([around(f, "median") for f in found])
         axis.errorbar(
             places, [f["median"] for f in found], yerr=bars, label=label, color=PALETTE[colour], marker=marker
         )
-    axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(places)
     axis.set_ylim(0)
     axis.set_xlabel("batch size")
-    axis.set_ylabel("speed-up of blends (median, quartiles)")
-    axis.legend(frameon=False, fontsize=9, loc="upper left")
-    axis.set_title("Blends against batched full prefill")

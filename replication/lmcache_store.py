@@ -8,6 +8,7 @@ bytes are the checked file that `chunk_file` defines; LMCache's storage manager 
 import asyncio
 import logging
 import weakref
+from abc import abstractmethod
 from pathlib import Path
 
 import torch
@@ -130,14 +131,28 @@ class LMCacheMemory(_LMCacheStore):
         return sum(entry.get_physical_size() for entry in self._backend.hot_cache.values())
 
 
-class LMCacheFolder(_LMCacheStore):
+class _LMCacheRemote(_LMCacheStore):
+    """Chunks behind one of LMCache's connectors; `_sizes`: bytes of each."""
+
+    _PLACE = "RemoteBackend"
+
+    def __len__(self) -> int:
+        return len(self._sizes())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._sizes())
+
+    @abstractmethod
+    def _sizes(self) -> list[int]: ...
+
+
+class LMCacheFolder(_LMCacheRemote):
     """One file a chunk, by LMCache's `fs://` connector, in a folder that processes may share and that outlives them.
 
     LMCache never evicts from a folder, so there is no bound. buffer_bytes: memory that each read and write goes
     through, which the largest chunk must fit.
     """
-
-    _PLACE = "RemoteBackend"
 
     def __init__(self, path: str | Path, buffer_bytes: int = BUFFER):
         self.path = Path(path).resolve()
@@ -151,25 +166,15 @@ class LMCacheFolder(_LMCacheStore):
         with explained(self.path):
             super().put(key, chunk)
 
-    def __len__(self) -> int:
-        return len(self._sizes())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files."""
-        return sum(self._sizes())
-
     def _sizes(self) -> list[int]:
         return [file.stat().st_size for file in self.path.glob("*.data")]
 
 
-class LMCacheRedis(_LMCacheStore):
+class LMCacheRedis(_LMCacheRemote):
     """Chunks on a Redis server, by LMCache's connector; what to evict is the server's business (its `maxmemory`).
 
     url: redis://host:port. buffer_bytes: as in LMCacheFolder. ReplicationError when the server cannot be reached.
     """
-
-    _PLACE = "RemoteBackend"
 
     def __init__(self, url: str, buffer_bytes: int = BUFFER):
         super().__init__(buffer_bytes, url)
@@ -196,14 +201,6 @@ class LMCacheRedis(_LMCacheStore):
             raise
         except Exception as error:
             raise self._unreachable(error) from error
-
-    def __len__(self) -> int:
-        return len(self._sizes())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all values."""
-        return sum(self._sizes())
 
     def _sizes(self) -> list[int]:
         async def ask(client):

@@ -1,6 +1,7 @@
 """Models that the tests share: the packaged real one, and tiny random ones of several families."""
 
 import functools
+import json
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import AutoTokenizer
 
 from replication.embedded import embedded_directory
 from replication.model import Model, load_model, wrap
+from replication.runner import run_one
 
 __all__ = ["FAMILIES", "SLIDING", "VOCABULARY", "WINDOW", "tiny_lm", "tiny_model"]
 
@@ -41,3 +43,15 @@ def tiny_directory(tmp_path_factory) -> str:
 def smollm2() -> Model:
     """Real weights: SmolLM2-135M-Instruct in fp32."""
     return load_model("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def finished(configs, tmp_path_factory):
+    """finished(name): the results folder of an experiment, which is run once with the module's `configs`."""
+    root = tmp_path_factory.mktemp("runs")
+    return functools.cache(lambda name: run_one(name, configs[name], root))
+
+
+@pytest.fixture
+def summary_of(finished):
+    return lambda name: json.loads((finished(name) / "summary.json").read_text())

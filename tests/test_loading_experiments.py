@@ -1,7 +1,5 @@
 """The experiments on loading and on throughput, on a tiny model: repeated, resumed, and what their summaries say."""
 
-import functools
-import json
 import shutil
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from replication.caches.embedding import load_embedder
 from replication.data import load
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
-from replication.runner import find_experiments, recorded, result_folder, run_one
+from replication.runner import find_experiments, recorded, result_folder
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +54,6 @@ def configs(tiny_directory) -> dict:
 
 
 NAMES = ("loading", "throughput")
-
-
-@pytest.fixture(scope="module")
-def finished(configs, tmp_path_factory):
-    """finished(name): the results folder of an experiment, which is run once."""
-    root = tmp_path_factory.mktemp("runs")
-    return functools.cache(lambda name: run_one(name, configs[name], root))
-
-
-@pytest.fixture
-def summary_of(finished):
-    return lambda name: json.loads((finished(name) / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("name", NAMES)

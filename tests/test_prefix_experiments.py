@@ -1,6 +1,5 @@
 """The prefix cache's experiments on a tiny model, resumed, and the trace that one of them replays."""
 
-import functools
 import json
 import shutil
 from dataclasses import replace
@@ -44,18 +43,6 @@ def configs(tiny_directory, trace_dir) -> dict:
             model=tiny_directory, n=2, passages=3, seeds=2, requests=500, unique=(0.0, 0.5), tenants=(1, 2)
         ),
     }
-
-
-@pytest.fixture(scope="module")
-def finished(configs, tmp_path_factory):
-    """finished(name): the results folder of an experiment, which is run once."""
-    root = tmp_path_factory.mktemp("runs")
-    return functools.cache(lambda name: run_one(name, configs[name], root))
-
-
-@pytest.fixture
-def summary_of(finished):
-    return lambda name: json.loads((finished(name) / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("name", ["prefix_cache", "prefix_copies", "prefix_traces", "prefix_traffic"])

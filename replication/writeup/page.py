@@ -109,8 +109,9 @@ def _claims(sources: list[Source]) -> str:
 
 
 def _fixed(claim: Claim) -> str:
-    moment = claim.fixed and f"{claim.fixed.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return f' <span class="place">fixed {moment}</span>' if moment else ""
+    if claim.fixed is None:
+        return ""
+    return f' <span class="place">fixed {claim.fixed.astimezone(UTC):%Y-%m-%d %H:%M} UTC</span>'
 
 
 def _outcome(outcome: Outcome, row: Row) -> str:

@@ -34,7 +34,7 @@ def pages(root: Path) -> dict[Path, str]:
 def _report(root: Path, model: str, rows: list[Row]) -> Report:
     own = [Row(row.claim, [o for o in row.outcomes if o.model == model]) for row in rows]
     judged = [row for row in own if row.outcomes or row.claim.reason]
-    missing = [row for row in rows if row.verdict == "not run" and not row.outcomes and _is_about(row, model)]
+    missing = [row for row in rows if not (row.outcomes or row.claim.reason) and _is_about(row, model)]
     return Report(
         model=model,
         sources=[source for source in sources(judged) if source.rows],
