@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.colors import LogNorm
+from PIL import Image
 
 from replication.atomic import write_atomic
 
@@ -255,5 +256,15 @@ def save(figure, folder: Path) -> None:
     # last and atomic: its presence says that the run is complete
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=160, bbox_inches="tight")
-    write_atomic(folder / "figure.png", image.getvalue())
+    write_atomic(folder / "figure.png", in_few_colours(image))
     plt.close(figure)
+
+
+def in_few_colours(image: io.BytesIO) -> bytes:
+    """A PNG with a palette of 256 colours: a third of the bytes, and on a figure no difference to be seen."""
+    small = io.BytesIO()
+    with Image.open(image) as whole:
+        whole.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(
+            small, "png", optimize=True
+        )
+    return small.getvalue()
