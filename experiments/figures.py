@@ -128,9 +128,7 @@ def memory_figure(folder: Path) -> None:
     for y, place in enumerate(places.values()):
         if place["peak_in_kv"] is not None:
             axis.barh(y, place["peak_in_kv"], color=PALETTE[0], height=0.6)
-            axis.text(
-                place["peak_in_kv"] - 0.05, y, f"{place['peak_in_kv']:.2f}", va="center", ha="right", color="white"
-            )
+            axis.text(0.05, y, f"{place['peak_in_kv']:.2f}", va="center", color="white")
     axis.set_yticks(range(len(places)), [f"{d}, {int(n):,} tokens" for d, n in (name.split() for name in places)])
     axis.invert_yaxis()
     axis.axvline(2, color="black", linestyle=":", label="stored chunks and the filled cache")
