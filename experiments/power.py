@@ -15,8 +15,8 @@ from experiments.common import RagConfig, by_cell, load_inputs, require_positive
 from experiments.figures import PALETTE, STYLE, read_summary, save, where
 from experiments.quality_summary import MARGIN
 from replication.errors import ReplicationError
-from replication.measure import cell
-from replication.methods import METHODS, make_method
+from replication.measure import cell, cells_at
+from replication.methods import make_method
 from replication.records import RunFolder
 from replication.stats import equivalence_n, equivalence_power
 
@@ -44,7 +44,7 @@ class Config(RagConfig):
             make_method(*chosen)
 
     def cells(self) -> list[tuple[str, float]]:
-        return [(name, self.ratio if METHODS[name].takes_ratio else 0.0) for name in self.methods]
+        return cells_at(self.methods, self.ratio)
 
 
 def run(config: Config, folder: RunFolder) -> None:

@@ -15,7 +15,8 @@ from experiments.sweeps import SWEEPS, load_value, sweep_inputs
 from replication.caches.embedding import embedder_directory
 from replication.errors import ReplicationError
 from replication.mapping import PIPELINES
-from replication.methods import METHODS, make_method
+from replication.measure import cells_at
+from replication.methods import make_method
 from replication.model import load_model
 from replication.records import RunFolder
 from replication.runner import check_device, model_source
@@ -86,7 +87,7 @@ class Config(RagConfig):
 
     def cells(self) -> list[Cell]:
         """(method, ratio) of every cell at one value, full prefill first."""
-        fixed = [(name, self.ratio if METHODS[name].takes_ratio else 0.0) for name in self.methods]
+        fixed = cells_at(self.methods, self.ratio)
         curves = [(name, ratio) for name in self.curve for ratio in sorted(self.curve_ratios)]
         return [("full", 0.0), *fixed, *curves]
 

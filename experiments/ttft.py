@@ -9,8 +9,8 @@ from experiments.common import identify, require_positive
 from experiments.figures import ttft_figure
 from experiments.fixed_length import FixedLengthConfig
 from replication.data import load
-from replication.measure import BASELINE, Request, cell, timed_round
-from replication.methods import METHODS, make_method
+from replication.measure import BASELINE, Request, cell, cells_at, timed_round
+from replication.methods import make_method
 from replication.model import Model, load_model
 from replication.prompt import ChunkedPrompt
 from replication.records import RunFolder
@@ -51,7 +51,7 @@ class Config(FixedLengthConfig):
             make_method(*chosen)
 
     def cells(self) -> list[tuple[str, float]]:
-        return [(name, self.ratio if METHODS[name].takes_ratio else 0.0) for name in TIMED]
+        return cells_at(TIMED, self.ratio)
 
 
 def run(config: Config, folder: RunFolder) -> None:

@@ -14,8 +14,7 @@ import seaborn as sns
 from experiments import ttft
 from experiments.figures import STYLE, around, read_summary, save
 from experiments.ttft import run
-from replication.measure import cell
-from replication.methods import METHODS
+from replication.measure import cell, cells_at
 
 __all__ = ["TITLE", "Config", "plot", "run", "summarise"]
 
@@ -35,7 +34,7 @@ class Config(ttft.Config):
     rounds: int = 5
 
     def cells(self) -> list[tuple[str, float]]:
-        return [(name, self.ratio if METHODS[name].takes_ratio else 0.0) for name in TIMED]
+        return cells_at(TIMED, self.ratio)
 
 
 def summarise(records: list[dict], config: Config) -> dict:

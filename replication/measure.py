@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +83,11 @@ def timed_round(request: Request, cells: list[tuple[str, float]], turn: int) -> 
 def cell(method: str, ratio: float = 0.0) -> str:
     """Name of a method at a recompute ratio, in percent: `cacheblend-paper@15`; the ratio is left out where 0."""
     return f"{method}@{100 * ratio:g}" if ratio else method
+
+
+def cells_at(methods: Iterable[str], ratio: float) -> list[tuple[str, float]]:
+    """Each method with the ratio at which it is measured, 0 where it takes none."""
+    return [(name, ratio if METHODS[name].takes_ratio else 0.0) for name in methods]
 
 
 def answer_quality(

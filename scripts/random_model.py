@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from replication.embedded import embedded_directory
 
@@ -36,11 +36,9 @@ def write(folder: Path, shape: str) -> None:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,
-        dtype=torch.bfloat16,
     )
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

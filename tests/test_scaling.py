@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import ttft_scaling
 from replication.model import load_model
@@ -36,3 +37,4 @@ def test_the_random_model_loads_and_is_the_same_each_time(tmp_path):
     first, second = (load_model(str(tmp_path / name), "float16") for name in ("a", "b"))
     assert first.context_length == 32_768
     assert first.weights == second.weights
+    assert torch.get_default_dtype() == torch.float32
