@@ -23,7 +23,7 @@ _TERM = re.compile(r"([a-z]\w*)\s*(<=|>=|<|>)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-
 _SOURCE_ROW = re.compile(r"[SA]-\d+(, ?[SA]-\d+)*")
 _NAMED = {"id", "row", "statement"}
 _JUDGED = {"experiment", "metric", "criterion", "fixed"}
-_KEYS = {*_NAMED, *_JUDGED, "where", "reason"}
+_KEYS = {*_NAMED, *_JUDGED, "where", "needs", "reason"}
 # What a number that summary.json gives without an interval may be called in a criterion.
 _PLAIN = ("mean", "value")
 _ABSENT = object()
@@ -34,7 +34,8 @@ Term = tuple[str, str, float]
 @dataclass(frozen=True)
 class Claim:
     """terms: the criterion, all of which must hold; fixed: when it was; where: patterns (as of shell file
-    names) of the `model` or `dataset` it is about. reason: why it cannot be tested here; it then has no criterion."""
+    names) of the `model` or `dataset` it is about. needs: what not every machine has, without which it cannot be tested
+    here. reason: why it cannot be tested at all; it then has no criterion."""
 
     id: str
     row: str
@@ -44,7 +45,18 @@ class Claim:
     criterion: str = ""
     fixed: datetime | None = None
     where: dict[str, str] = field(default_factory=dict)
+    needs: str = ""
     reason: str = ""
+
+    @property
+    def untestable(self) -> bool:
+        """Whether it can do without a result."""
+        return bool(self.needs or self.reason)
+
+    @property
+    def condition(self) -> str:
+        """The criterion and what it needs, or why there is none."""
+        return (self.criterion + f"; needs {self.needs}" * bool(self.needs)) or self.reason
 
     @property
     def terms(self) -> list[Term]:
@@ -76,7 +88,7 @@ class Row:
         if judged:
             return "reproduced" if all(judged) else "partly" if any(judged) else "not reproduced"
         measured = any(outcome.estimate is not None for outcome in self.outcomes)
-        return "not testable" if measured or self.claim.reason else "not run"
+        return "not testable" if measured or self.claim.untestable else "not run"
 
 
 def parse_criterion(text: str) -> list[Term]:
@@ -145,6 +157,8 @@ def _claim(entry: Any) -> Claim:
     where = entry.get("where") or {}
     if not isinstance(where, dict) or where.keys() - {"model", "dataset"}:
         raise ReplicationError("where takes model and dataset")
+    if not isinstance(entry.get("needs", ""), str):
+        raise ReplicationError("needs must be text")
     claim = Claim(**{**entry, "fixed": _moment(entry["fixed"]), "where": where})
     parse_criterion(claim.criterion)
     return claim

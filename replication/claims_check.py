@@ -14,7 +14,7 @@ from replication.runner import configure, find_experiments, shown
 def check(root: str | Path) -> list[str]:
     """Problems of the claims file and of all results under `root`."""
     claims, problems = read_claims()
-    for records in sorted(Path(root).glob("*/*/*/records.jsonl")):
+    for records in sorted(Path(root).glob("**/records.jsonl")):
         problems += _attempt(_summary_problems, records.with_name("summary.json"))
     for claim in claims:
         problems += _attempt(lambda claim: _row_problems(evaluate(root, [claim])[0]), claim)
@@ -45,15 +45,15 @@ def _summary_problems(file: Path) -> list[str]:
 
 def _row_problems(row: Row) -> list[str]:
     claim = row.claim
-    if claim.reason:
-        return []
     if not row.outcomes:
+        if claim.untestable:
+            return []
         wanted = " and ".join(f"{key} {value}" for key, value in claim.where.items())
         return [f"claim {claim.id}: no result of {claim.experiment}" + f" for {wanted}" * bool(wanted)]
     problems = []
     for outcome in row.outcomes:
         place = shown(outcome.folder)
-        if outcome.estimate is None:
+        if outcome.estimate is None and not claim.untestable:
             problems.append(f"claim {claim.id}: {place} has no {claim.metric} with what the criterion names")
         started = _started(outcome.folder)
         if started is None:

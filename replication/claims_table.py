@@ -25,7 +25,7 @@ def _cells(row: Row) -> list[list[str]]:
     claim = row.claim
     statement = [
         *textwrap.wrap(claim.statement, _STATEMENT_WIDTH),
-        *textwrap.wrap(f"({claim.criterion or claim.reason})", _STATEMENT_WIDTH),
+        *textwrap.wrap(f"({claim.condition})", _STATEMENT_WIDTH),
     ]
     results = [line for outcome in row.outcomes for line in _result(outcome, claim.terms[0][0])]
     return [[claim.id], [claim.row], statement, results or [""], [row.verdict]]

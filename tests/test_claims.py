@@ -215,6 +215,15 @@ def test_what_cannot_be_tested_says_why_and_has_no_criterion(place):
     ]
 
 
+def test_what_needs_another_machine_is_judged_only_where_it_ran(place):
+    claim = {**CLAIM, "needs": "a CUDA device"}
+    write_claims(place, {**claim, "where": {"dataset": "made"}}, {**claim, "id": "not", "where": {"dataset": "other"}})
+    rows = evaluate(place / "results")
+    assert [row.verdict for row in rows] == ["reproduced", "not testable"]
+    assert "needs a CUDA device" in " ".join(table(rows).split())
+    assert check(place / "results") == []
+
+
 def test_every_row_of_article_and_paper_has_a_claim():
     article = [range(1, 8), range(10, 25), range(30, 36), range(40, 45), range(50, 51), range(60, 66)]
     rows = {f"S-{i:02}" for part in article for i in part} | {f"A-{i:02}" for i in range(1, 25)}

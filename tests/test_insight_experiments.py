@@ -7,17 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import ablation_variants, ablations, attention_deviation, kv_deviation, picked_tokens, schedule
+from experiments import (
+    ablation_variants,
+    ablations,
+    attention_deviation,
+    equal_budget,
+    kv_deviation,
+    picked_tokens,
+    schedule,
+)
 from experiments.common import by_cell
 from replication.data import load
 from replication.errors import ReplicationError
+from replication.methods import METHODS
 from replication.model import load_model
 from replication.prompt import PromptFormat, build_prompt, chain
 from replication.records import RunFolder, read_records
 from replication.runner import find_experiments, recorded, run_one
 
 SMALL = {"n": 2, "passages": 2}
-NAMES = ("attention_deviation", "kv_deviation", "picked_tokens", "schedule", "ablations")
+NAMES = ("attention_deviation", "kv_deviation", "picked_tokens", "schedule", "ablations", "equal_budget")
 
 
 def config(name: str, model: str):
@@ -27,6 +36,7 @@ def config(name: str, model: str):
         "picked_tokens": picked_tokens.Config(model=model, **SMALL),
         "schedule": schedule.Config(model=model, ratios=(0.15, 0.3), step=1, **SMALL),
         "ablations": ablations.Config(model=model, **SMALL),
+        "equal_budget": equal_budget.Config(model=model, **SMALL),
     }
     return few[name]
 
@@ -180,6 +190,13 @@ def test_the_baseline_is_the_schedules_fixed_set(ran):
     }
 
 
+def test_every_method_that_is_not_exact_is_compared(ran):
+    _, summary = ran("equal_budget")
+    compared = {name.partition("@")[0] for name in summary["against"]}
+    assert compared == set(METHODS) - {"full", "prefix", "prefix-same-order", "cacheblend-paper"}
+    assert all(name.endswith("@15") == METHODS[name.partition("@")[0]].takes_ratio for name in summary["against"])
+
+
 @pytest.mark.parametrize("bos", [True, False])
 def test_prompts_of_variants(tiny_directory, bos):
     model, style = load_model(tiny_directory), PromptFormat(bos=bos)
@@ -217,6 +234,7 @@ def test_prompts_of_variants(tiny_directory, bos):
         (picked_tokens.Config, {"ratio": 1.5}, "outside 0..1"),
         (picked_tokens.Config, {"ratio": 0.0}, "above 0"),
         (ablations.Config, {"ratio": -0.1}, "outside 0..1"),
+        (equal_budget.Config, {"ratio": 1.1}, "outside 0..1"),
     ],
 )
 def test_bad_settings_are_refused(make, settings, message):

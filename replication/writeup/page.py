@@ -101,7 +101,7 @@ def _claims(sources: list[Source]) -> str:
             shown.add(row.claim.id)
             lines.append(
                 f"<tr{anchor}><td>{escape(row.claim.statement)}<br><code>{row.claim.id}</code>{_fixed(row.claim)}</td>"
-                f"<td><code>{escape(row.claim.criterion or row.claim.reason)}</code></td>"
+                f"<td><code>{escape(row.claim.condition)}</code></td>"
                 f"<td>{'<br>'.join(_outcome(o, row) for o in row.outcomes)}</td><td>{_verdict(row.verdict)}</td></tr>"
             )
     head = "<thead><tr><th>claim</th><th>criterion</th><th>result</th><th>verdict</th></tr></thead>"
