@@ -45,7 +45,7 @@ def _load(axis, summary: dict) -> None:
     axis.set_ylim(0, 2.5 * summary["limit"])
     axis.set_xlabel("requests per second")
     axis.set_ylabel("mean TTFT, waiting included, s (95 % of resamples)")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.46, 1))
     axis.set_title("TTFT under load (one server)")
 
 
