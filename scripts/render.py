@@ -45,6 +45,9 @@ def verdicts(results: Path) -> str:
 
 BLOCKS = {
     "quality": lambda results: tables.quality(results).markdown(),
+    "budget": lambda results: tables.budget(results).markdown(),
+    "answers": lambda results: tables.answers(results).markdown(),
+    "power": lambda results: tables.power(results).markdown(),
     "faults": lambda results: tables.faults(results).markdown(),
     "ttft": lambda results: tables.ttft(results).markdown(),
     "memory": lambda results: tables.memory(results).markdown(),

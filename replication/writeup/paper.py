@@ -45,7 +45,15 @@ def numbers(root: Path) -> dict:
         "sources": [_source(source) for source in sources(rows)],
         "tables": {
             table.__name__: {"head": made.head, "rows": made.rows}
-            for table in (tables.quality, tables.faults, tables.ttft, tables.memory)
+            for table in (
+                tables.quality,
+                tables.budget,
+                tables.answers,
+                tables.power,
+                tables.faults,
+                tables.ttft,
+                tables.memory,
+            )
             for made in [table(root)]
         },
         "estimates": {name: [_estimate(place) for place in found(root, *where)] for name, where in ESTIMATES.items()},

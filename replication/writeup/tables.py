@@ -23,6 +23,24 @@ METHODS = {
     "shared-prefix-blend@15": "shared prefix and HKVD, 15 %",
     "oracle@15": "15 % oracle (not a method)",
 }
+OTHERS = {
+    "lowest@15": "15 % lowest deviation",
+    "seam-last-k@15": "15 % last k of each chunk",
+    "oracle-attention@15": "15 % oracle of attention (not a method)",
+    "promptcache": "PromptCache",
+    "legolink-0": "LegoLink-0: built behind a dummy BOS",
+    "legolink-k@15": "LegoLink, 15 % first k, in all layers",
+    "ape": "APE",
+    "cachecraft@15": "Cache-Craft, at most 15 %",
+    "query-attention@15": "15 % by the question's attention (ProphetKV)",
+    "query-attention-last@15": "15 % by its last layer alone (FusionRAG, online step)",
+    "cacheblend-paper@5": "CacheBlend, paper, 5 %",
+    "cacheblend-paper@30": "CacheBlend, paper, 30 %",
+    "map-reduce": "MapReduce",
+    "map-rerank": "MapRerank",
+}
+OURS = "cacheblend-paper@15"
+NAMES = {"f1": "F1", "rouge_l": "Rouge-L"}
 FAULTS = {
     "position": "wrong positions",
     "sink": "built alone: own sink, no shared prefix",
@@ -48,6 +66,46 @@ def quality(root: Path) -> Table:
     found = [read_json(p)["cells"] for p in places]
     rows = [[label, *[_fidelity(cells.get(name, {})) for cells in found]] for name, label in METHODS.items()]
     return Table(["method", *_columns(places)], rows)
+
+
+def budget(root: Path) -> Table:
+    """KL of every method at one recompute budget, and whether CacheBlend's differs from it."""
+    places = summaries(root, "equal_budget")
+    found = [read_json(p) for p in places]
+    names = [name for name in METHODS | OTHERS if any(name in f["against"] for f in found)]
+    ours = [["**CacheBlend, paper, 15 %**", *[_interval(f["cells"][f["ours"]]["kl_first"]) for f in found]]]
+    rows = [[(METHODS | OTHERS)[name], *[_against(f, name) for f in found]] for name in names]
+    return Table(["method", *_columns(places)], ours + rows)
+
+
+def answers(root: Path) -> Table:
+    """The task's metric of every method behind an open gate, and the equivalence test of CacheBlend's with the paper's
+    margin; a column for each model and data set."""
+    places = [p for p in summaries(root, "quality") if p.parts[-2].endswith("-ratio")]
+    found = [read_json(p) for p in places]
+    names = [name for name in METHODS | OTHERS if any(name in f["cells"] for f in found)]
+    rows = [
+        [(METHODS | OTHERS)[name], *[_interval(f["cells"].get(name, {}).get(f["metric"])) for f in found]]
+        for name in names
+    ]
+    metrics = ["metric", *[NAMES[f["metric"]] + ", gate closed" * (f["equivalence"][OURS] is None) for f in found]]
+    equal = ["equivalence test of CacheBlend, paper, 15 %", *[_equal(f["equivalence"][OURS]) for f in found]]
+    return Table(["method", *_columns(places)], [metrics, *rows, equal])
+
+
+def power(root: Path) -> Table:
+    """From pilots: how many examples the equivalence test of CacheBlend's answers needs for 80 % power, by margin."""
+    places = summaries(root, "power")
+    found = [read_json(p) for p in places]
+    rows = [
+        [f"{p.parts[-4]}, {p.parts[-2]}", NAMES[f["metric"]], f"{blend['deviation']:.2f}"]
+        + [f"{margin['needed']:,}" for margin in blend["margins"].values()]
+        + [f"{blend['margins']['0.02']['power']:.0%}"]
+        for p, f in zip(places, found, strict=True)
+        for blend in [f["methods"][OURS]]
+    ]
+    margins = [f"n for ±{m}" for m in ("0.02", "0.05", "0.1")]
+    return Table(["pilot", "metric", "SD of the difference", *margins, "power at n = 100, ±0.02"], rows)
 
 
 def faults(root: Path) -> Table:
@@ -101,6 +159,22 @@ def _interval(estimate: dict | None, scale: float = 1, digits: int = 2) -> str:
         return ""
     mean, low, high = (scale * estimate[k] for k in ("mean", "low", "high"))
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _against(summary: dict, name: str) -> str:
+    """KL of a method, and p of its difference to CacheBlend's."""
+    if name not in summary["against"]:
+        return ""
+    p = summary["against"][name]["kl_first_difference"]["p_holm"]
+    return f"{_interval(summary['cells'][name]['kl_first'])}, p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
+
+
+def _equal(test: dict | None) -> str:
+    """What TOST says of a method against full prefill."""
+    if test is None:
+        return ""
+    verdict = "undecided" if not test["decided"] else "equal" if test["p"] < 0.05 else "not equal"
+    return f"{verdict} (90 % interval {test['low']:.2f} to {test['high']:.2f})"
 
 
 def _fidelity(cell: dict) -> str:
