@@ -1,15 +1,27 @@
 #!/usr/bin/env bash
-# Runs a small quality experiment twice, each time in a fresh process, and compares every record bit by bit; wall-clock
-# fields apart. Usage: bash scripts/verify.sh [option of `python -m replication run` ...]
+# Runs every experiment on answers and fidelity twice, small, each time in a fresh process, and compares every record bit
+# by bit, wall-clock fields apart. Usage: bash scripts/verify.sh [option of `python -m replication run` ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bash scripts/install.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+options=("$@")
+timed=(timed=1 rounds=1)
+
+run() { # EXPERIMENT SETTING...
+    echo "[verify] $turn run of $1, in a process of its own"
+    .venv/bin/python -m replication run "$1" --dataset synthetic --out "$work/$turn" "${options[@]}" \
+        --set n=2 passages=3 "${@:2}"
+}
+
 for turn in first second; do
-    echo "[verify] $turn run, in a process of its own"
-    .venv/bin/python -m replication run quality --dataset synthetic \
-        --set n=3 passages=3 sweep=chunks values=2,3 timed=1 rounds=1 --out "$work/$turn" "$@"
+    run naive_concatenation attention=1
+    run quality_vs_ttft ratios=0.15,1 point_ratios=0.15 "${timed[@]}"
+    for experiment in kv_deviation attention_deviation picked_tokens schedule ablations equal_budget; do
+        run "$experiment"
+    done
+    run quality sweep=chunks values=2,3 "${timed[@]}"
 done
 exec .venv/bin/python scripts/compare_runs.py "$work/first" "$work/second"

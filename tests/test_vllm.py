@@ -90,10 +90,10 @@ def body(vllm: VLLM, salt: str, question: str = "Who lit the lighthouse?"):
     return {
         "model": vllm.name,
         "max_tokens": 4,
-        "temperature": 0,
         "system": [marked],
         "messages": [{"role": "user", "content": question}],
-        "extra_body": {"cache_salt": salt},
+        # the SDK itself no longer takes a temperature
+        "extra_body": {"cache_salt": salt, "temperature": 0},
     }
 
 
