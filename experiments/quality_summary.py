@@ -121,13 +121,21 @@ class _Place:
         return equivalence(*paired(self.quality, name, "full", self.first), margin=MARGIN)
 
     def _answerable(self, reported) -> dict | None:
-        """How many examples have a gold answer in their passages, and, where not all have, the cells on these alone."""
+        """How many examples have a gold answer in their passages, and, where not all have, on these alone: the cells,
+        and what CacheBlend gains over full reuse."""
         if "f1" not in self.config.style.task.metrics:
             return None
-        found = {name: [row for row in rows.values() if row["answerable"]] for name, rows in self.quality.items()}
+        found = {
+            name: {example: row for example, row in rows.items() if row["answerable"]}
+            for name, rows in self.quality.items()
+        }
         total, some = len(self.quality["full"]), len(found["full"])
-        only = {name: means(rows, reported) for name, rows in found.items()} if 0 < some < total else None
-        return {"share": wilson(some, total), "cells": only}
+        share = wilson(some, total)
+        if not 0 < some < total:
+            return {"share": share, "cells": None, "gain": None}
+        gain = self.first and paired_difference(*paired(found, self.blend, "full-reuse", self.first))
+        cells = {name: means(list(rows.values()), reported) for name, rows in found.items()}
+        return {"share": share, "cells": cells, "gain": gain}
 
 
 def _least(losses: np.ndarray, limit: float) -> np.ndarray:

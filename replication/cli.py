@@ -59,7 +59,7 @@ def _parser() -> tuple[_Parser, Registry]:
         return command
 
     command = add("reproduce", _reproduce, "run all experiments of a profile, then judge the claims")
-    command.add_argument("--profile", default="quick", help="smoke, quick (default) or full")
+    command.add_argument("--profile", default="quick", help="quick by default; an unknown one lists them all")
     _add_run_options(command, "runs/PROFILE")
 
     command = add("run", _run, "run one experiment")

@@ -28,7 +28,7 @@ def test_the_papers_worked_example_and_its_errata():
     assert 1000 * load_seconds(seven, 4096, 4.8e9) == pytest.approx(13.98, abs=0.01)
     assert 1000 * load_seconds(seventy, 4096, 4.8e9) == pytest.approx(3.50, abs=0.01)
     assert 1000 * recompute_seconds(0.15, 6 / 80) == pytest.approx(11.25)
-    # with the text's own recompute time: loading hides it, up to 75 % for its 16 ms and 70 % by the formula
+    # with the text's own recompute time: loading hides it, up to 80 % for its 16 ms and 70 % by the formula
     prefill = 3e-3 / 0.15
     assert choose_ratio(prefill, 16e-3) == pytest.approx(0.8)
     assert choose_ratio(prefill, load_seconds(seven, 4096, 4.8e9)) == pytest.approx(0.699, abs=1e-3)

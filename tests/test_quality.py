@@ -92,16 +92,18 @@ def test_closed_answers_are_not_reported_and_no_loss_is_not_claimed(runs):
 
 @pytest.fixture
 def opened(runs, tiny_directory):
-    """opened(f1): the ratio sweep's summary as if answers had been generated; f1(cell, number of the example)."""
+    """opened(f1): the ratio sweep's summary as if answers had been generated; f1(cell, number of the example). `answerable`:
+    which examples have a gold answer in a passage."""
     settings = config(tiny_directory, "ratio")
 
-    def summarise(f1) -> dict:
+    def summarise(f1, answerable=lambda k: True) -> dict:
         records = read_records(runs("ratio"))
         names = sorted({r["example"] for r in records if r["kind"] == "quality"})
         for record in records:
             if record["kind"] == "quality":
-                value = f1(record["cell"], names.index(record["example"]))
-                record |= {"f1": value, "f1_tokens": value, "em": value, "rank": 0.0}
+                k = names.index(record["example"])
+                value = f1(record["cell"], k)
+                record |= {"answerable": answerable(k), "f1": value, "f1_tokens": value, "em": value, "rank": 0.0}
         return quality.summarise(records, settings)
 
     return summarise
@@ -116,6 +118,21 @@ def test_equal_answers_are_no_loss_and_others_are_undecided(opened):
     assert found["equivalence"]["naive"]["mean"] == pytest.approx(-0.7 / 3)
     assert found["no_loss"]["full-reuse"]["p"] == 1  # surely a loss, of 0.5
     assert found["gain"]["cacheblend-paper@15"]["mean"] == pytest.approx(0.5)
+
+
+def test_questions_without_a_gold_passage_are_told_apart(opened):
+    scores = {NO_CONTEXT: (0, 0, 0), "full": (1, 0.9, 0.8), "cacheblend-paper@15": (0, 0.9, 0.5)}
+
+    def found(answerable):
+        return opened(lambda cell, k: scores.get(cell, (0.5, 0.4, 0.3))[k], answerable)["answerable"]
+
+    some = found(lambda k: k > 0)
+    assert some["share"]["mean"] == pytest.approx(2 / 3)
+    assert some["cells"]["full"]["f1"]["mean"] == pytest.approx(0.85)
+    assert some["gain"]["mean"] == pytest.approx((0.5 + 0.2) / 2)
+    every = found(lambda k: True)
+    assert every["share"]["mean"] == 1
+    assert every["cells"] is every["gain"] is None
 
 
 def test_the_ratio_needed_is_the_least_whose_loss_is_within_the_limit(opened):
