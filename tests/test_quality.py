@@ -92,8 +92,8 @@ def test_closed_answers_are_not_reported_and_no_loss_is_not_claimed(runs):
 
 @pytest.fixture
 def opened(runs, tiny_directory):
-    """opened(f1): the ratio sweep's summary as if answers had been generated; f1(cell, number of the example). `answerable`:
-    which examples have a gold answer in a passage."""
+    """opened(f1, answerable): the ratio sweep's summary as if answers had been generated; f1(cell, number of the
+    example), and whether an example has a gold answer in a passage."""
     settings = config(tiny_directory, "ratio")
 
     def summarise(f1, answerable=lambda k: True) -> dict:
