@@ -213,7 +213,7 @@ _REFUSED = {
 }
 MATRIX = _EXACT | _REFUSED
 FAMILIES, REFUSED = tuple(_EXACT), tuple(_REFUSED)
-# every method runs on these, and one of each kind on the others: a method knows no family
+# every method runs on these each time, and one of each kind on the others: a method knows no family
 CORE = FAMILIES[:8]
 SLIDING = ("mistral", "gemma3_text", "gemma2", "gpt_oss")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")

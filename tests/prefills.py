@@ -3,6 +3,7 @@
 import hashlib
 from itertools import product
 
+import pytest
 import torch
 from families import CORE, FAMILIES, VOCABULARY
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ BLENDING = [name for name, entry in METHODS.items() if entry.takes_ratio]
 EXACT = [name for name in METHODS if isinstance(make_method(name).source, Nothing | PrefixChain)]
 CHUNKED = [name for name in METHODS if name not in EXACT]
 REUSING = [name for name in CHUNKED if name not in BLENDING]
-# one of each kind, for families beyond those that all methods run on
+# one of each kind, for families beyond those that all methods run on each time
 FEW = ("full", "full-reuse", "first-k", "cacheblend-paper")
 # APE weighs its contexts also where they are a true prefix: only with both settings at 1 is that exact
 NEUTRAL = {"ape": Method("ape", SideBySide(), Selector(ratio=0), Tempered(1, 1))}
@@ -36,9 +37,13 @@ TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=12)
 RATIOS = st.floats(0, 1)
 
 
-def crossed(names, families=FAMILIES) -> list[tuple[str, str]]:
-    """Pairs of family and method: all methods on `CORE`, and `FEW` on the others."""
-    return [(family, name) for family in families for name in names if family in CORE or name in FEW]
+def crossed(names, families=FAMILIES) -> list:
+    """Pairs of family and method; those beyond all methods on `CORE` and `FEW` on the others are slow."""
+    return [
+        pytest.param(family, name, marks=() if family in CORE or name in FEW else pytest.mark.slow)
+        for family in families
+        for name in names
+    ]
 
 
 def tokens(n: int, seed: int) -> tuple[int, ...]:
