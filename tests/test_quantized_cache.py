@@ -92,6 +92,24 @@ def test_quanto_ignores_a_crop(model):
     assert decoder.cache.get_seq_length() == 67
 
 
+@pytest.mark.parametrize("kind", ["fp8", "quanto-int4"])
+@torch.inference_mode()
+def test_a_reordered_batch_goes_on_in_the_new_order(model, kind):
+    """User report 35."""
+    usable(kind)
+    prompts, last = torch.tensor([range(64), range(20, 84)]), torch.tensor([[7], [9]])
+
+    def after(order):
+        cache = make_cache(kind, model)
+        model.lm(input_ids=prompts, past_key_values=cache)
+        cache.reorder_cache(torch.tensor(order))
+        return model.lm(input_ids=last[order], past_key_values=cache).logits
+
+    kept, swapped = after([0, 1]), after([1, 0])
+    assert (kept[0] - kept[1]).abs().max() > 1e-2
+    assert torch.allclose(swapped[[1, 0]], kept, atol=1e-5)
+
+
 def test_what_cannot_be_made_says_why(model):
     pytest.importorskip("optimum.quanto")
     with pytest.raises(ReplicationError, match=r"\[`2`, `4`\] but got 8"):
