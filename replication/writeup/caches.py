@@ -24,6 +24,9 @@ FINDINGS = {
     ],
     "prefix cache": [
         ("TTFT of a hit on 2,000 of 2,048 tokens over a cold one", "prefix_cache", "hit.of_cold"),
+        ("such a hit in vLLM, over its own cold one", "serving", "times.vllm.hit.of_cold"),
+        ("and here, on the same prompts", "serving", "times.ours.hit.of_cold"),
+        ("requests in which vLLM finds other blocks than ours", "serving", "counts.differ"),
         ("prompt tokens found, all blocks kept: a service's trace", "prefix_traces", "capacities.1.hit_rate"),
         ("prompt tokens found, all blocks kept: agents' chats", "prefix_traces", "saved.16.all"),
         ("prompt tokens found: RAG passages in another order", "prefix_traffic", "orders.any other order"),
