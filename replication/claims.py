@@ -50,7 +50,7 @@ class Claim:
 
     @property
     def untestable(self) -> bool:
-        """Whether it can do without a result."""
+        """Whether it may stay without a result."""
         return bool(self.needs or self.reason)
 
     @property

@@ -39,6 +39,7 @@ OTHERS = {
     "map-reduce": "MapReduce",
     "map-rerank": "MapRerank",
 }
+LABELS = METHODS | OTHERS
 OURS = "cacheblend-paper@15"
 NAMES = {"f1": "F1", "rouge_l": "Rouge-L"}
 FAULTS = {
@@ -72,9 +73,9 @@ def budget(root: Path) -> Table:
     """KL of every method at one recompute budget, and whether CacheBlend's differs from it."""
     places = summaries(root, "equal_budget")
     found = [read_json(p) for p in places]
-    names = [name for name in METHODS | OTHERS if any(name in f["against"] for f in found)]
+    names = [name for name in LABELS if any(name in f["against"] for f in found)]
     ours = [["**CacheBlend, paper, 15 %**", *[_interval(f["cells"][f["ours"]]["kl_first"]) for f in found]]]
-    rows = [[(METHODS | OTHERS)[name], *[_against(f, name) for f in found]] for name in names]
+    rows = [[LABELS[name], *[_against(f, name) for f in found]] for name in names]
     return Table(["method", *_columns(places)], ours + rows)
 
 
@@ -83,11 +84,8 @@ def answers(root: Path) -> Table:
     margin; a column for each model and data set."""
     places = [p for p in summaries(root, "quality") if p.parts[-2].endswith("-ratio")]
     found = [read_json(p) for p in places]
-    names = [name for name in METHODS | OTHERS if any(name in f["cells"] for f in found)]
-    rows = [
-        [(METHODS | OTHERS)[name], *[_interval(f["cells"].get(name, {}).get(f["metric"])) for f in found]]
-        for name in names
-    ]
+    names = [name for name in LABELS if any(name in f["cells"] for f in found)]
+    rows = [[LABELS[name], *[_interval(f["cells"].get(name, {}).get(f["metric"])) for f in found]] for name in names]
     metrics = ["metric", *[NAMES[f["metric"]] + ", gate closed" * (f["equivalence"][OURS] is None) for f in found]]
     equal = ["equivalence test of CacheBlend, paper, 15 %", *[_equal(f["equivalence"][OURS]) for f in found]]
     return Table(["method", *_columns(places)], [metrics, *rows, equal])
@@ -100,12 +98,14 @@ def power(root: Path) -> Table:
     rows = [
         [f"{p.parts[-4]}, {p.parts[-2]}", NAMES[f["metric"]], f"{blend['deviation']:.2f}"]
         + [f"{margin['needed']:,}" for margin in blend["margins"].values()]
-        + [f"{blend['margins']['0.02']['power']:.0%}"]
+        + [f"{blend['margins']['0.02']['power']:.0%} at {f['most']}"]
         for p, f in zip(places, found, strict=True)
         for blend in [f["methods"][OURS]]
     ]
     margins = [f"n for ±{m}" for m in ("0.02", "0.05", "0.1")]
-    return Table(["pilot", "metric", "SD of the difference", *margins, "power at n = 100, ±0.02"], rows)
+    return Table(
+        ["pilot", "metric", "SD of the difference", *margins, "power for ±0.02 at an n that time allows"], rows
+    )
 
 
 def faults(root: Path) -> Table:
