@@ -23,7 +23,7 @@ equals a dense reference that shares no code with it.
 Nothing is decided by name: a model is asked when it is loaded (`replication/rotary_proof.py`), so one that is not
 listed works too, or is refused with its reason (`replication/refusals.py`). The tables are made by
 `python scripts/render_families.py` from tiny random models (`tests/families.py`), on which the tests run every
-invariant with every method (`bash scripts/test.sh -m slow tests/test_fuse.py tests/test_families.py` for the rarer pairs).
+invariant with every method, rarer pairs by `bash scripts/test.sh -m slow tests/test_fuse.py tests/test_families.py`.
 None of the exact ones needs an option beyond its directory or hub id:
 
     python -m replication run quality_vs_ttft --model DIRECTORY_OR_ID
