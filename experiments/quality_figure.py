@@ -22,7 +22,7 @@ TITLES = (
 
 def sweep_figure(folder: Path) -> None:
     """Every method over the values: KL, loss of gold likelihood, the answer metric, and what each value needs."""
-    summary = read_summary(folder)
+    summary = in_order(read_summary(folder))
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1)
     figure, axes = plt.subplots(2, 2, figsize=(11.5, 8.6), layout="constrained")
     series = _series(summary)
@@ -45,6 +45,20 @@ def sweep_figure(folder: Path) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(f"{where(folder)} (n = {summary['n']}; mean, 95 % interval)")
     save(figure, folder)
+
+
+def in_order(summary: dict) -> dict:
+    """The summary with values and ratios rising, where JSON has them in the order of their text (100 before 15)."""
+    ordered = {
+        "cells": lambda cell: (cell.partition("@")[0], float(cell.partition("@")[2] or 0)),
+        "places": float,
+    }
+    sorted_ones = {
+        key: dict(sorted(summary[key].items(), key=lambda item, of=of: of(item[0])))
+        for key, of in ordered.items()
+        if key in summary
+    }
+    return summary | sorted_ones
 
 
 def _series(summary: dict) -> dict[str, list[tuple]]:

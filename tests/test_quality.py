@@ -10,6 +10,7 @@ import pytest
 
 from experiments import power, quality
 from experiments.cells import NO_CONTEXT
+from experiments.quality_figure import in_order
 from experiments.sweeps import SWEEPS, sweep_inputs
 from replication.data import load
 from replication.decode import FirstLine, generate
@@ -162,6 +163,12 @@ def test_the_spread_over_orders_is_a_standard_deviation(runs):
             nll.setdefault(record["example"], []).append(record["nll"])
     expected = np.mean([np.std(values, ddof=1) for values in nll.values()])
     assert summary(folder)["spread"]["naive"]["nll"]["mean"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_figure_has_values_and_ratios_in_rising_order():
+    cells = {"b@100": 1, "b@15": 2, "b@5": 3, "a": 4}
+    assert list(in_order({"cells": cells})["cells"].items()) == [("a", 4), ("b@5", 3), ("b@15", 2), ("b@100", 1)]
+    assert list(in_order({"places": {"16": {}, "2": {}, "4": {}}, "n": 3})["places"]) == ["2", "4", "16"]
 
 
 def test_lengths_and_orders_leave_the_tokens(tiny_directory):
