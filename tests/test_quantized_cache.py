@@ -101,9 +101,9 @@ def test_a_reordered_batch_goes_on_in_the_new_order(model, kind):
 
     def after(order):
         cache = make_cache(kind, model)
-        model.lm(input_ids=prompts, past_key_values=cache)
+        model.lm(input_ids=prompts, cache=cache)
         cache.reorder_cache(torch.tensor(order))
-        return model.lm(input_ids=last[order], past_key_values=cache).logits
+        return model.lm(input_ids=last[order], cache=cache).logits
 
     kept, swapped = after([0, 1]), after([1, 0])
     assert (kept[0] - kept[1]).abs().max() > 1e-2
