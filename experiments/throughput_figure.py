@@ -84,6 +84,7 @@ def _batch_speedups(axis, sizes: dict) -> None:
     )
     _by_batch_size(axis, sizes, lines)
     axis.axhline(1, color="grey", linewidth=0.8)
+    axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
     axis.set_ylabel("speed-up of blends (median, quartiles)")
     axis.legend(frameon=False, fontsize=9, loc="upper left")
     axis.set_title("Blends against batched full prefill")
