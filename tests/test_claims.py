@@ -3,6 +3,7 @@
 import json
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import yaml
@@ -222,6 +223,11 @@ def test_what_needs_another_machine_is_judged_only_where_it_ran(place):
     assert [row.verdict for row in rows] == ["reproduced", "not testable"]
     assert "needs a CUDA device" in " ".join(table(rows).split())
     assert check(place / "results") == []
+
+
+def test_the_committed_results_have_no_fault_but_runs_that_are_missing():
+    results = Path(__file__).resolve().parent.parent / "results"
+    assert [problem for problem in check(results) if "no result of" not in problem] == []
 
 
 def test_every_row_of_article_and_paper_has_a_claim():
