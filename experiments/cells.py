@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from tqdm import tqdm
 
-from experiments.common import Inputs, means
+from experiments.common import Inputs, by_cell, means
 from replication.data import RagExample
 from replication.decode import answer_logprobs
 from replication.measure import BASELINE, Request, answer_quality, cell, timed_round
@@ -111,6 +111,16 @@ def gate(quality: dict, metrics: Collection[str]) -> dict:
         "full_minus_no_context": differences,
         "answers": answers,
     }
+
+
+def is_open(records: list[dict], metrics: Collection[str]) -> bool:
+    """Whether answers are worth generating: the gate of one of the metrics is open."""
+    return any(gate(by_cell(records, "quality"), metrics)["open"].values())
+
+
+def reported(passed: dict) -> tuple[str, ...]:
+    """The metrics that are summed up behind this gate."""
+    return (*FIDELITY, *(metric for metric, opened in passed["open"].items() if opened))
 
 
 def paired(quality: dict, a: str, b: str, metric: str) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.ticker import LogLocator, NullLocator
 
-from experiments.cells import FIDELITY, GATE, Cell, gate, record_quality
+from experiments.cells import GATE, Cell, gate, is_open, record_quality, reported
 from experiments.common import RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import PALETTE, around, read_summary, save, where
 from experiments.reuse_common import compared
@@ -42,23 +42,23 @@ def run(config: Config, folder: RunFolder) -> None:
     """The gate, then every method on every example; answers only behind an open gate."""
     inputs = load_inputs(config, folder)
     record_quality(folder, inputs, config.style, GATE, GATE, "gate")
-    passed = gate(by_cell(folder.records, "quality"), config.style.task.metrics)["open"]
     cells = config.cells()
-    record_quality(folder, inputs, config.style, cells, cells if any(passed.values()) else (), "methods")
+    answered = cells if is_open(folder.records, config.style.task.metrics) else ()
+    record_quality(folder, inputs, config.style, cells, answered, "methods")
 
 
 def summarise(records: list[dict], config: Config) -> dict:
     """Per cell: means with intervals; CacheBlend over every other one, in pairs, p Holm-adjusted over all of them."""
     quality = by_cell(records, "quality")
     passed = gate(quality, config.style.task.metrics)
-    reported = (*FIDELITY, "ceiling", *(m for m, is_open in passed["open"].items() if is_open))
+    metrics = (*reported(passed), "ceiling")
     ours = cell(OURS, config.ratio)
     others = [name for name in (cell(*c) for c in config.cells()) if name != ours]
     return {
         "n": config.n,
         "ours": ours,
         "gate": passed,
-        "cells": {name: means(list(rows.values()), reported) for name, rows in quality.items()},
+        "cells": {name: means(list(rows.values()), metrics) for name, rows in quality.items()},
         "against": compared(quality, {name: (ours, name) for name in others}),
     }
 

@@ -6,8 +6,8 @@ One run is one sweep on one data set, and has a results folder of its own: <data
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.cells import GATE, Cell, gate, record_quality, record_times
-from experiments.common import Inputs, RagConfig, by_cell, identify, require_positive
+from experiments.cells import GATE, Cell, is_open, record_quality, record_times
+from experiments.common import Inputs, RagConfig, identify, require_positive
 from experiments.pipelines import record_pipelines
 from experiments.quality_figure import sweep_figure
 from experiments.quality_summary import at, summary
@@ -116,9 +116,8 @@ def run(config: Config, folder: RunFolder) -> None:
 
 def _measure(config: Config, folder: RunFolder, inputs: Inputs, value: float) -> None:
     """Quality of every cell at one value, answers only behind an open gate, and times of its first prompts."""
-    passed = gate(by_cell(at(folder.records, value), "quality"), config.style.task.metrics)["open"]
     cells = [c for c in config.cells() if c not in GATE]
-    answered = cells if any(passed.values()) else []
+    answered = cells if is_open(at(folder.records, value), config.style.task.metrics) else []
     record_quality(folder, inputs, config.style, cells, answered, f"{config.sweep} {value:g}", value=value)
     record_pipelines(folder, inputs, config.style, config.pipelines if answered else (), value=value)
     timed = Inputs(inputs.model, inputs.examples[: config.timed], inputs.prompts[: config.timed])

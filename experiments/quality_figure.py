@@ -49,16 +49,17 @@ def sweep_figure(folder: Path) -> None:
 
 def in_order(summary: dict) -> dict:
     """The summary with values and ratios rising, where JSON has them in the order of their text (100 before 15)."""
-    ordered = {
-        "cells": lambda cell: (cell.partition("@")[0], float(cell.partition("@")[2] or 0)),
-        "places": float,
+    ranks = {"cells": _method_and_percent, "places": float}
+    return summary | {
+        part: {name: summary[part][name] for name in sorted(summary[part], key=rank)}
+        for part, rank in ranks.items()
+        if part in summary
     }
-    sorted_ones = {
-        key: dict(sorted(summary[key].items(), key=lambda item, of=of: of(item[0])))
-        for key, of in ordered.items()
-        if key in summary
-    }
-    return summary | sorted_ones
+
+
+def _method_and_percent(cell: str) -> tuple[str, float]:
+    method, _, percent = cell.partition("@")
+    return method, float(percent or 0)
 
 
 def _series(summary: dict) -> dict[str, list[tuple]]:

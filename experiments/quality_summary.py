@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.cells import FIDELITY, gate, paired, speedups
+from experiments.cells import gate, paired, reported, speedups
 from experiments.common import by_cell, means
 from experiments.pipelines import SPEEDUPS, pipeline_speedups
 from experiments.sweeps import SWEEPS
@@ -54,8 +54,7 @@ class _Place:
         self.ratios = {0.0: "full-reuse"} | {r: cell(config.curve[0], r) for r in sorted(config.curve_ratios)}
 
     def summary(self) -> dict:
-        reported = (*FIDELITY, *(m for m, is_open in self.gate["open"].items() if is_open))
-        cells = {name: means(list(found.values()), reported) for name, found in self.quality.items()}
+        cells = {name: means(list(found.values()), reported(self.gate)) for name, found in self.quality.items()}
         for name, speeds in speedups(self.records).items():
             cells[name] |= speeds
         for name in self._pipelines():
@@ -65,7 +64,7 @@ class _Place:
             "cells": cells,
             "tokens": mean_ci([row["tokens"] for row in self.quality["full"].values()]),
             "gate": self.gate,
-            "answerable": self._answerable(reported),
+            "answerable": self._answerable(),
             "equivalence": equal,
             "no_loss": {name: e if e and e["decided"] else None for name, e in equal.items()},
             "nll_loss": {name: self.difference("nll", name, "full") for name in self.methods()},
@@ -120,7 +119,7 @@ class _Place:
             return None
         return equivalence(*paired(self.quality, name, "full", self.first), margin=MARGIN)
 
-    def _answerable(self, reported) -> dict | None:
+    def _answerable(self) -> dict | None:
         """How many examples have a gold answer in their passages, and, where not all have, on these alone: the cells,
         and what CacheBlend gains over full reuse."""
         if "f1" not in self.config.style.task.metrics:
@@ -134,7 +133,7 @@ class _Place:
         if not 0 < some < total:
             return {"share": share, "cells": None, "gain": None}
         gain = self.first and paired_difference(*paired(found, self.blend, "full-reuse", self.first))
-        cells = {name: means(list(rows.values()), reported) for name, rows in found.items()}
+        cells = {name: means(list(rows.values()), reported(self.gate)) for name, rows in found.items()}
         return {"share": share, "cells": cells, "gain": gain}
 
 

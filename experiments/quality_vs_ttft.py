@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.cells import FIDELITY, GATE, gate, paired, record_quality, record_times, speedups
+from experiments.cells import GATE, gate, is_open, paired, record_quality, record_times, reported, speedups
 from experiments.common import Inputs, RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import quality_figure
 from replication.errors import ReplicationError
@@ -65,9 +65,9 @@ def run(config: Config, folder: RunFolder) -> None:
     """
     inputs = load_inputs(config, folder)
     record_quality(folder, inputs, config.style, GATE, GATE, "gate")
-    passed = gate(by_cell(folder.records, "quality"), config.style.task.metrics)["open"]
+    opened = is_open(folder.records, config.style.task.metrics)
     cells = [c for c in config.cells() if c not in GATE]
-    answered = [c for c in cells if any(passed.values()) and c[1] in (0, config.answer_ratio)]
+    answered = [c for c in cells if opened and c[1] in (0, config.answer_ratio)]
     record_quality(folder, inputs, config.style, cells, answered, "quality")
     timed = Inputs(inputs.model, inputs.examples[: config.timed], inputs.prompts[: config.timed])
     record_times(folder, timed, config.cells(), config.rounds)
@@ -78,8 +78,7 @@ def summarise(records: list[dict], config: Config) -> dict:
     quality = by_cell(records, "quality")
     rows = {name: list(examples.values()) for name, examples in quality.items()}
     passed = gate(quality, config.style.task.metrics)
-    reported = (*FIDELITY, *(m for m, is_open in passed["open"].items() if is_open))
-    cells = {name: means(found, reported) for name, found in rows.items()}
+    cells = {name: means(found, reported(passed)) for name, found in rows.items()}
     for name, speeds in speedups(records).items():
         cells.setdefault(name, {}).update(speeds)
     return {"cells": cells, "gate": passed, "compare": _comparisons(quality, config), "n": config.n}

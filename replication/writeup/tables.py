@@ -74,7 +74,7 @@ def budget(root: Path) -> Table:
     places = summaries(root, "equal_budget")
     found = [read_json(p) for p in places]
     names = [name for name in LABELS if any(name in f["against"] for f in found)]
-    ours = [["**CacheBlend, paper, 15 %**", *[_interval(f["cells"][f["ours"]]["kl_first"]) for f in found]]]
+    ours = [[LABELS[OURS], *[_interval(f["cells"][f["ours"]]["kl_first"]) for f in found]]]
     rows = [[LABELS[name], *[_against(f, name) for f in found]] for name in names]
     return Table(["method", *_columns(places)], ours + rows)
 
