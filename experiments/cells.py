@@ -51,11 +51,14 @@ def _quality_of(
 ) -> Iterator[dict]:
     gold = answer_ids(example.answers[0], model.tokenizer, style)[:GOLD_TOKENS]
     request = Request(model, prompt)
-    reference = answer_logprobs(model, request.prefill("full"), gold)
+    full = request.prefill("full")
+    reference = answer_logprobs(model, full, gold)
     bare = without_passages(example.question, model.tokenizer, style)
     for name, ratio in cells:
-        asked, source = (bare, Request(model, bare)) if name == NO_CONTEXT else (prompt, request)
-        prefill = source.prefill("full" if name == NO_CONTEXT else name, ratio)
+        if name == NO_CONTEXT:
+            asked, prefill = bare, Request(model, bare).prefill("full")
+        else:
+            asked, prefill = prompt, full if name == "full" else request.prefill(name, ratio)
         record = {
             "cell": cell(name, ratio),
             "tokens": len(asked),
