@@ -25,6 +25,7 @@ def attention_deviation_figure(folder: Path) -> None:
     summary = read_summary(folder)
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.15)
     figure, axes = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.04)
     panels = (
         ("delta_attn", "attention deviation, mean over layers\n(L2 norm; mean, 95 % interval)"),
         ("kl_first", "KL to full prefill at first answer token, nats\n(mean, 95 % interval)"),
@@ -38,7 +39,7 @@ def attention_deviation_figure(folder: Path) -> None:
         axis.set_ylabel(label)
     for axis in axes[:2]:
         axis.set_ylim(bottom=0)
-    figure.supxlabel("recomputed share of the reused tokens, % (square-root scale)", fontsize="medium")
+    axes[1].set_xlabel("recomputed share of the reused tokens, % (square-root scale)")
     bare = summary["cells"]["no-context"]["nll"]["mean"]
     axes[2].set_title(f"without any passage: {bare:.2f} nats", fontsize=10, color="grey")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
