@@ -39,6 +39,7 @@ def sweep_figure(folder: Path) -> None:
         axis.set_title(title)
     for axis in axes.flat[:3]:
         _ticks(axis, summary)
+    axes[1][0].set_xlim(axes[0][0].get_xlim())  # room for values whose answers are not reported
     handles = {}
     for axis in axes.flat:
         handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
@@ -132,6 +133,9 @@ def _answers(axis, summary: dict) -> None:
         note = "not reported: full prefill does not beat\nno passages with certainty"
         axis.text(0.5, 0.5, note, transform=axis.transAxes, ha="center", va="center", color="grey")
         return
+    for x in closed:
+        note = "gate closed"
+        axis.text(float(x), 0.5, note, transform=axis.get_xaxis_transform(), rotation=90, ha="center", color="grey")
     if "places" not in summary:
         full = summary["cells"]["full"][metric]["mean"]
         axis.axhspan(full - MARGIN, full + MARGIN, color="grey", alpha=0.2, label=f"full prefill ± {MARGIN}")
