@@ -47,6 +47,7 @@ BLOCKS = {
     "quality": lambda results: tables.quality(results).markdown(),
     "budget": lambda results: tables.budget(results).markdown(),
     "answers": lambda results: tables.answers(results).markdown(),
+    "sweeps": lambda results: tables.sweeps(results).markdown(),
     "power": lambda results: tables.power(results).markdown(),
     "faults": lambda results: tables.faults(results).markdown(),
     "ttft": lambda results: tables.ttft(results).markdown(),

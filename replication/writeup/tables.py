@@ -42,6 +42,12 @@ OTHERS = {
 LABELS = METHODS | OTHERS
 OURS = "cacheblend-paper@15"
 NAMES = {"f1": "F1", "rouge_l": "Rouge-L"}
+SWEPT = {
+    "chunks": "{} chunks",
+    "length": "{} tokens a chunk",
+    "order": "order {} of the chunks",
+    "retrieval": "{} retrieved",
+}
 FAULTS = {
     "position": "wrong positions",
     "sink": "built alone: own sink, no shared prefix",
@@ -89,6 +95,19 @@ def answers(root: Path) -> Table:
     metrics = ["metric", *[NAMES[f["metric"]] + ", gate closed" * (f["equivalence"][OURS] is None) for f in found]]
     equal = ["equivalence test of CacheBlend, paper, 15 %", *[_equal(f["equivalence"][OURS]) for f in found]]
     return Table(["method", *_columns(places)], [metrics, *rows, equal])
+
+
+def sweeps(root: Path) -> Table:
+    """What the gold answer loses in likelihood, and the least ratio that keeps it, at each value of a sweep."""
+    rows = []
+    for path in summaries(root, "quality"):
+        found = read_json(path)
+        for value, place in sorted(found.get("places", {}).items(), key=lambda item: float(item[0])):
+            lost = [_interval(place["nll_loss"][name]) for name in ("full-reuse", "first-k@15", OURS)]
+            where = f"{path.parts[-4]}, {path.parts[-2]} (n = {found['n']})"
+            rows.append([where, SWEPT[found["sweep"]].format(value), *lost, f"{place['needed']['nll']['value']:.0%}"])
+    head = ["run", "at", LABELS["full-reuse"], LABELS["first-k@15"], LABELS[OURS], "least measured ratio that loses at most 0.1"]
+    return Table(head, rows)
 
 
 def power(root: Path) -> Table:
