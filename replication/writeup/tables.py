@@ -99,13 +99,12 @@ def answers(root: Path) -> Table:
 
 def sweeps(root: Path) -> Table:
     """What the gold answer loses in likelihood, and the least ratio that keeps it, at each value of a sweep."""
-    rows = []
-    for path in summaries(root, "quality"):
+    rows, paths = [], summaries(root, "quality")
+    for path, run in zip(paths, _columns(paths), strict=True):
         found = read_json(path)
         for value, place in sorted(found.get("places", {}).items(), key=lambda item: float(item[0])):
-            lost = [_interval(place["nll_loss"][name]) for name in ("full-reuse", "first-k@15", OURS)]
-            where = f"{path.parts[-4]}, {path.parts[-2]} (n = {found['n']})"
-            rows.append([where, SWEPT[found["sweep"]].format(value), *lost, f"{place['needed']['nll']['value']:.0%}"])
+            lost = [_interval(place["nll_loss"].get(name)) for name in ("full-reuse", "first-k@15", OURS)]
+            rows.append([run, SWEPT[found["sweep"]].format(value), *lost, f"{place['needed']['nll']['value']:.0%}"])
     methods = [LABELS["full-reuse"], LABELS["first-k@15"], LABELS[OURS].strip("*")]
     head = ["run", "at", *methods, "least measured ratio that loses at most 0.1"]
     return Table(head, rows)
