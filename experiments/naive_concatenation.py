@@ -125,11 +125,17 @@ def _attention(cells: dict) -> dict:
         rows = list(found.values())
         summary[name] = {
             "between": np.mean([r["between"] for r in rows], axis=0),
+            "crossing": mean_ci([_crossing(r["between"]) for r in rows]),
             "to_heads": mean_ci([float(np.mean(r["to_heads"][1:-1])) for r in rows]),
             "from_question": mean_ci([float(np.mean(r["from_question"][1:-1])) for r in rows]),
             "to_prefix_head": mean_ci([r["from_question"][0] for r in rows]),
         }
     return summary
+
+
+def _crossing(between: list[list[float]]) -> float:
+    """Share of their attention that the passages pay to earlier passages, mean over passages."""
+    return np.tril(np.array(between)[1:-1, 1:-1], -1).sum(axis=1).mean()
 
 
 def plot(folder: Path) -> None:
