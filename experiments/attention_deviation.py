@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from experiments.cells import NO_CONTEXT, paired
 from experiments.common import Inputs, RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.insight_figures import attention_deviation_figure
 from experiments.reuse_common import compared, full_prefill, require_questions, reused, watched_fuse
@@ -30,7 +31,7 @@ from replication.stored import StoredKV
 TITLE = "Attention deviation and loss against the recompute ratio"
 METRICS = ("delta_attn", "kl_first", "kl_answer", "top1", "agreement", "nll")
 HKVD = "cacheblend-paper"
-REUSE, NO_CONTEXT = "full-reuse", "no-context"
+REUSE = "full-reuse"
 # the loss that is still called none: nats at the first answer token, nats per answer token
 LIMITS = {"kl": 0.1, "nll": 0.1}
 
@@ -129,11 +130,11 @@ def _suffices(found: dict, config: Config) -> dict:
     """The smallest ratio from which on HKVD's loss has its interval below the limit. NLL says nothing, and is null,
     where the passages do not make the gold answer likelier."""
     whole = cell(HKVD, 1.0)
-    gain = paired_difference(*_paired(found, NO_CONTEXT, whole, "nll"))
+    gain = paired_difference(*paired(found, NO_CONTEXT, whole, "nll"))
     loss = {
         r: {
             "kl": mean_ci([row["kl_first"] for row in found[cell(HKVD, r)].values()]),
-            "nll": paired_difference(*_paired(found, cell(HKVD, r), whole, "nll")),
+            "nll": paired_difference(*paired(found, cell(HKVD, r), whole, "nll")),
         }
         for r in config.ratios
     }
@@ -155,10 +156,6 @@ def _from_where(loss: dict, metric: str) -> float:
             break
         smallest = ratio
     return smallest
-
-
-def _paired(found: dict, a: str, b: str, metric: str) -> tuple[list[float], list[float]]:
-    return [r[metric] for r in found[a].values()], [found[b][e][metric] for e in found[a]]
 
 
 def plot(folder: Path) -> None:

@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from experiments.common import RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.lmcache_figure import differences_figure
+from experiments.reuse_common import compared
 from replication.chunk import ChunkKV, prefill_chunk
 from replication.decode import answer_logprobs
 from replication.errors import ReplicationError
@@ -22,7 +23,7 @@ from replication.records import RunFolder
 from replication.runner import check_device, model_source
 from replication.selectors import Selector
 from replication.selectors.hkvd import HKVD
-from replication.stats import holm, mean_ci, paired_difference, ratio_of_means
+from replication.stats import mean_ci
 from replication.store import MemoryStore
 from replication.stored import Piece, StoredKV
 
@@ -147,14 +148,10 @@ def _lookup(model: Model, blender: LMCacheBlender, prompt: ChunkedPrompt) -> dic
 def summarise(records: list[dict], config: Config) -> dict:
     """Fidelity of every cell, each difference's paired cost, and how much of what is stored is used."""
     cells = by_cell(records, "cell")
-    compare = {f"{a}/{b}": _compared(cells[a], cells[b]) for a, b in PAIRS}
-    adjusted = holm([c["kl_difference"]["p"] for c in compare.values()])
-    for comparison, p in zip(compare.values(), adjusted, strict=True):
-        comparison["kl_difference"]["p_holm"] = p
     lookups = list(by_cell(records, "lookup")["lmcache"].values())
     return {
         "cells": {name: means(list(found.values()), METRICS) for name, found in cells.items()},
-        "compare": compare,
+        "compare": compared(cells, {f"{a}/{b}": (a, b) for a, b in PAIRS}),
         "budget_for_separators": mean_ci([r["separators"] / r["chosen"] for r in cells["lmcache"].values()]),
         "used": {
             name: mean_ci([r["used"] / r["stored"] for r in cells[name].values()])
@@ -162,15 +159,6 @@ def summarise(records: list[dict], config: Config) -> dict:
         }
         | {name: mean_ci([r[name] for r in lookups]) for name in ("cut", "whole")},
         "n": config.n,
-    }
-
-
-def _compared(ours: dict, theirs: dict) -> dict:
-    kl, nll = (([r[m] for r in ours.values()], [theirs[e][m] for e in ours]) for m in ("kl_first", "nll"))
-    return {
-        "kl_ratio": ratio_of_means(*kl),
-        "kl_difference": paired_difference(*kl),
-        "nll_difference": paired_difference(*nll),
     }
 
 

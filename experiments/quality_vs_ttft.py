@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.cells import GATE, gate, is_open, paired, record_quality, record_times, reported, speedups
+from experiments.cells import GATE, gate, is_open, record_quality, record_times, reported, speedups
 from experiments.common import Inputs, RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import quality_figure
+from experiments.reuse_common import compared
 from replication.errors import ReplicationError
 from replication.measure import cell
 from replication.methods import METHODS, make_method
 from replication.records import RunFolder
-from replication.stats import holm, paired_difference, ratio_of_means
 
 TITLE = "Quality against TTFT speed-up, all methods and recompute ratios"
 HKVD = ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache")
@@ -85,23 +85,15 @@ def summarise(records: list[dict], config: Config) -> dict:
 
 
 def _comparisons(quality: dict, config: Config) -> dict:
-    """HKVD variants against every rival at the same budget: ratio of mean KL, paired difference, Holm-adjusted p."""
-    compare = {}
+    """Each HKVD variant against every rival at the same budget, under "variant@15/rival@15"."""
+    pairs = {}
     for variant in HKVD:
         for rival in RIVALS:
             ours = cell(variant, config.answer_ratio)
             theirs = cell(rival, config.answer_ratio if METHODS[rival].takes_ratio else 0.0)
             if ours in quality and theirs in quality:
-                a, b = paired(quality, ours, theirs, "kl_first")
-                compare[f"{ours}/{theirs}"] = {
-                    "kl_ratio": ratio_of_means(a, b),
-                    "kl_difference": paired_difference(a, b),
-                    "nll_difference": paired_difference(*paired(quality, ours, theirs, "nll")),
-                }
-    adjusted = holm([c["kl_difference"]["p"] for c in compare.values()])
-    for comparison, p in zip(compare.values(), adjusted, strict=True):
-        comparison["kl_difference"]["p_holm"] = p
-    return compare
+                pairs[f"{ours}/{theirs}"] = ours, theirs
+    return compared(quality, pairs)
 
 
 def plot(folder: Path) -> None:

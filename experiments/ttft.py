@@ -91,7 +91,6 @@ def summarise(records: list[dict], config: Config) -> dict:
         "places": summary,
         "worst": {
             "over_ceiling": max(c["speedup"]["median"] / c["ceiling"] for c in reusing),
-            "over_ceiling_own": max(c["speedup_own"]["median"] / c["ceiling"] for c in reusing),
             "full_prefill": min(place["cells"]["full"]["speedup"]["median"] for place in summary.values()),
         },
     }

@@ -21,7 +21,7 @@ def _ablation(about: str, variant: str) -> Effect:
 
 
 def _compared(about: str, pair: str) -> Effect:
-    return Effect(f"{about}: ratio of KL", "quality_vs_ttft", f"compare.{pair}.kl_ratio")
+    return Effect(f"{about}: ratio of KL", "quality_vs_ttft", f"compare.{pair}.kl_first_ratio")
 
 
 EFFECTS = {
@@ -49,7 +49,7 @@ EFFECTS = {
         Effect(
             "LMCache's mask less an exact one: KL, nats",
             "lmcache_differences",
-            "compare.lmcache mask/lmcache.kl_difference",
+            "compare.lmcache mask/lmcache.kl_first_difference",
         ),
     ],
     "suffix": [_ablation("last token only", "suffix: last token only")],
@@ -72,7 +72,7 @@ EFFECTS = {
         Effect(
             "LMCache's zeroed separators less fresh ones: KL, nats",
             "lmcache_differences",
-            "compare.lmcache/ours.kl_difference",
+            "compare.lmcache/ours.kl_first_difference",
         ),
         Effect("part of LMCache's budget spent on separators", "lmcache_differences", "budget_for_separators"),
         Effect(
@@ -90,7 +90,7 @@ EFFECTS = {
         Effect(
             "LMCache's prefix over all that is stored: ratio of KL",
             "lmcache_differences",
-            "compare.lmcache missing/ours missing.kl_ratio",
+            "compare.lmcache missing/ours missing.kl_first_ratio",
         ),
     ],
     "ratio": [
