@@ -29,6 +29,8 @@ def sweep_figure(folder: Path) -> None:
     for axis, read, label in zip(axes.flat, (_kl, _nll_loss, _first(summary["metric"])), (KL, LOSS, ""), strict=False):
         for name, points in series.items():
             _draw(axis, name, [(x, read(place, cell)) for x, place, cell in points])
+        if label:
+            _scale_without_naive(axis, [(name, read(p, c)) for name, points in series.items() for _, p, c in points])
         axis.set_ylabel(label or f"{NAMES[summary['metric']]} (0 to 1)")
         axis.set_xlabel(SWEEPS[summary["sweep"]].axis)
     limit = f"likelihood loss of {LIMITS['nll']} nats"
@@ -111,6 +113,16 @@ def _draw(axis, name: str, points: list[tuple]) -> None:
         markersize=6,
         elinewidth=0.8,
     )
+
+
+def _scale_without_naive(axis, estimates: list[tuple[str, dict | None]]) -> None:
+    """Where naive concatenation lies far above all others, the axis shows those, and its mean stands at the edge."""
+    naive = max((e["mean"] for name, e in estimates if e and name == "naive"), default=0)
+    top = 1.5 * max((e["high"] for name, e in estimates if e and name != "naive"), default=0)
+    if naive > top > 0:
+        label, colour, _ = STYLE["naive"]
+        axis.set_ylim(top=top)
+        axis.text(0.98, 0.96, f"{label}: {naive:.2f}", transform=axis.transAxes, ha="right", va="top", color=colour)
 
 
 def _ticks(axis, summary: dict) -> None:

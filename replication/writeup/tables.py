@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replication.claims import read_json
-from replication.writeup.values import summaries
+from replication.writeup.values import noted_summaries, summaries
 
 METHODS = {
     "full": "full prefill",
@@ -141,9 +141,7 @@ def faults(root: Path) -> Table:
 def ttft(root: Path) -> Table:
     """Speed-ups at fixed lengths with their ceilings."""
     rows = []
-    elsewhere = root / "without-amx"
-    for path in [*summaries(root, "ttft"), *summaries(elsewhere, "ttft")]:
-        note = " without AMX" if path.is_relative_to(elsewhere) else ""
+    for path, note in noted_summaries(root, "ttft"):
         for place, found in read_json(path)["places"].items():
             dtype, length = place.split()
             cells, build = found["cells"], found["build"]

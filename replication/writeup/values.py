@@ -6,6 +6,8 @@ from pathlib import Path
 
 from replication.claims import Row, estimate_at, read_json
 
+# Where runs on another machine lie, and what tells it from that of the other results
+MACHINES = {"without-amx": "without AMX", "avx2": "on AVX2 alone"}
 VERDICTS = ("reproduced", "partly", "not reproduced", "not testable", "not run")
 
 
@@ -21,6 +23,12 @@ class Found:
 def summaries(root: Path, experiment: str) -> list[Path]:
     """summary.json of every run of an experiment; SmolLM2 and the synthetic data set come first."""
     return sorted(root.glob(f"*/{experiment}/*/summary.json"), key=_order)
+
+
+def noted_summaries(root: Path, experiment: str) -> list[tuple[Path, str]]:
+    """`summaries` and an empty note, then those of other machines and what tells them apart."""
+    roots = {root: "", **{root / name: f" {note}" for name, note in MACHINES.items()}}
+    return [(path, note) for place, note in roots.items() for path in summaries(place, experiment)]
 
 
 def found(root: Path, experiment: str, metric: str) -> list[Found]:
