@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from experiments.common import RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import factorial_figure
+from experiments.reuse_common import compared
 from replication.attention import AttentionFlow, watched
 from replication.decode import answer_logprobs
 from replication.masked import CROSSES, POSITIONS, SINKS, Faults, masked_prefill
@@ -17,7 +18,7 @@ from replication.measure import Request
 from replication.metrics.fidelity import fidelity
 from replication.prompt import answer_ids
 from replication.records import RunFolder
-from replication.stats import mean_ci, paired_difference, ratio_of_means
+from replication.stats import mean_ci, ratio_of_means
 
 TITLE = "Why naive concatenation fails: positions, attention sinks, missing cross-chunk attention"
 METRICS = ("kl_first", "kl_answer", "top1", "agreement", "nll")
@@ -79,14 +80,7 @@ def summarise(records: list[dict], config: Config) -> dict:
             factor: {"nats": mean_ci(values), "share": ratio_of_means(values, naive)}
             for factor, values in parts.items()
         },
-        "one_repair": {
-            name: {
-                "cell": cell,
-                "kl_ratio": ratio_of_means([kl[cell][e] for e in examples], naive),
-                "kl_difference": paired_difference([kl[cell][e] for e in examples], naive),
-            }
-            for name, cell in _single_repairs().items()
-        },
+        "one_repair": compared(cells, {name: (cell, NAIVE) for name, cell in _single_repairs().items()}, ("kl_first",)),
         "attention": _attention(by_cell(records, "attention")),
         "n": config.n,
     }

@@ -28,7 +28,7 @@ ESTIMATES = {
     "blend-nll": ("quality_vs_ttft", "compare.cacheblend-paper@15/full.nll_difference"),
     "blend-speedup": ("quality_vs_ttft", "cells.cacheblend-paper@15.speedup"),
     "prefix-speedup": ("quality_vs_ttft", "cells.shared-prefix.speedup"),
-    "positions-alone": ("naive_concatenation", "one_repair.position.kl_ratio"),
+    "positions-alone": ("naive_concatenation", "one_repair.position.kl_first_ratio"),
     "own-sink": ("naive_concatenation", "attention.naive.to_heads"),
     "attention-left": ("attention_deviation", "left.cacheblend-paper@15"),
     "neighbours-keys": ("kv_deviation", "K.neighbours"),
