@@ -90,14 +90,21 @@ def record_times(folder: RunFolder, inputs: Inputs, cells: list[Cell], rounds: i
 
 
 def speedups(records: list[dict]) -> dict[str, dict]:
-    """Median and quartiles of each timed cell's speed-up over transformers' full prefill, TTFT and ceiling."""
-    found: dict[str, dict[str, list]] = defaultdict(lambda: {"speedup": [], "ttft": [], "ceiling": []})
+    """Median and quartiles of each timed cell's TTFT, ceiling and speed-up over transformers' full prefill;
+    over_prefix: over the exact prefix cache, its passages in another order, where that was timed."""
+    rounds: dict[tuple, dict[str, dict]] = defaultdict(dict)
     for record in records:
         if record["kind"] == "timing" and record["cell"] != BASELINE:
-            seconds, lists = record["seconds"], found[record["cell"]]
+            rounds[record["example"], record["round"]][record["cell"]] = record
+    found: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for timed in rounds.values():
+        for name, record in timed.items():
+            seconds, lists = record["seconds"], found[name]
             lists["speedup"].append(seconds[BASELINE] / seconds["ttft"])
             lists["ttft"].append(seconds["ttft"])
             lists["ceiling"].append(record["ceiling"])
+            if "prefix" in timed:
+                lists["over_prefix"].append(timed["prefix"]["seconds"]["ttft"] / seconds["ttft"])
     return {name: {key: median_iqr(values) for key, values in lists.items()} for name, lists in found.items()}
 
 

@@ -91,7 +91,8 @@ def plot(folder: Path) -> None:
 
 def _verdict(comparison: dict) -> tuple:
     """Colour and text of a method by how CacheBlend compares with it."""
-    ratio, p = comparison["kl_first_ratio"], comparison["kl_first_difference"]["p_holm"]
+    ratio = comparison["kl_first_ratio"]
+    p = ratio["p_holm"]
     text = f"{ratio['mean']:.2f}× [{ratio['low']:.2f}, {ratio['high']:.2f}]  p = {p:.2g}"
     if p >= 0.05:
         return PALETTE[7], f"{text}  no difference shown"

@@ -84,8 +84,8 @@ class _Place:
         return [sign * (a - b) for a, b in zip(ours, full, strict=True)]
 
     def needed(self, name: str) -> dict | None:
-        """The least ratio whose mean loss is within the limit, nothing recomputed and everything included; interval
-        over examples. ceiling: the speed-up that the operation count allows there."""
+        """The least ratio from which on the mean loss is within the limit, nothing recomputed and everything included;
+        interval over examples. ceiling: the speed-up that the operation count allows there."""
         metric = self.first if name == "first" else name
         if metric is None:
             return None
@@ -121,7 +121,7 @@ class _Place:
 
     def _answerable(self) -> dict | None:
         """How many examples have a gold answer in their passages, and, where not all have, on these alone: the cells,
-        and what CacheBlend gains over full reuse."""
+        and what CacheBlend gains over full reuse, in the first metric and in likelihood."""
         if "f1" not in self.config.style.task.metrics:
             return None
         found = {
@@ -131,17 +131,18 @@ class _Place:
         total, some = len(self.quality["full"]), len(found["full"])
         share = wilson(some, total)
         if not 0 < some < total:
-            return {"share": share, "cells": None, "gain": None}
+            return {"share": share, "cells": None, "gain": None, "nll_gain": None}
         gain = self.first and paired_difference(*paired(found, self.blend, "full-reuse", self.first))
         cells = {name: means(list(rows.values()), reported(self.gate)) for name, rows in found.items()}
-        return {"share": share, "cells": cells, "gain": gain}
+        likelier = paired_difference(*paired(found, "full-reuse", self.blend, "nll"))
+        return {"share": share, "cells": cells, "gain": gain, "nll_gain": likelier}
 
 
 def _least(losses: np.ndarray, limit: float) -> np.ndarray:
-    """Index of the first of losses [ratios, ...] within the limit; one past the end, where everything is recomputed,
-    if there is none."""
-    within = losses <= limit
-    return np.where(within.any(axis=0), within.argmax(axis=0), len(losses))
+    """Index of the first of losses [ratios, ...] that is within the limit with all after it; one past the end, where
+    everything is recomputed, if there is none."""
+    lasting = np.logical_and.accumulate((losses <= limit)[::-1])[::-1]
+    return np.where(lasting.any(axis=0), lasting.argmax(axis=0), len(losses))
 
 
 def _trend(places: list[_Place]) -> dict:
@@ -166,10 +167,11 @@ def _trend(places: list[_Place]) -> dict:
 
 
 def _worst(places: list[_Place]) -> dict:
-    """The value at which CacheBlend does worst: its NLL loss against full prefill, and its NLL gain over full reuse."""
+    """Where CacheBlend does worst, by the bound that counts: its NLL loss against full prefill may be largest there, or
+    its NLL gain over full reuse smallest."""
     losses = [place.difference("nll", place.blend, "full") for place in places]
     gains = [place.difference("nll", "full-reuse", place.blend) for place in places]
-    return {"nll_loss": max(losses, key=lambda e: e["mean"]), "nll_gain": min(gains, key=lambda e: e["mean"])}
+    return {"nll_loss": max(losses, key=lambda e: e["high"]), "nll_gain": min(gains, key=lambda e: e["low"])}
 
 
 def _needed_range(places: list[_Place]) -> dict:

@@ -55,8 +55,8 @@ def candidates(stored: StoredKV) -> torch.Tensor:
 def compared(
     cells: dict[str, dict[str, dict]], pairs: dict[str, tuple[str, str]], metrics: Sequence[str] = ("kl_first", "nll")
 ) -> dict[str, dict]:
-    """For each named pair of cells a, b, example by example: of each metric, the mean of a over that of b, and a - b
-    with p Holm-adjusted over all pairs."""
+    """For each named pair of cells a, b, example by example: of each metric, the mean of a over that of b, and a - b,
+    both with the p of that difference, Holm-adjusted over all pairs."""
     compare = {}
     for label, (ours, theirs) in pairs.items():
         rows = [(row, cells[theirs][example]) for example, row in cells[ours].items()]
@@ -67,8 +67,8 @@ def compared(
                 f"{metric}_ratio": ratio_of_means(*values),
                 f"{metric}_difference": paired_difference(*values),
             }
-    for key in (f"{metric}_difference" for metric in metrics):
-        adjusted = holm([comparison[key]["p"] for comparison in compare.values()])
+    for metric in metrics:
+        adjusted = holm([comparison[f"{metric}_difference"]["p"] for comparison in compare.values()])
         for comparison, p in zip(compare.values(), adjusted, strict=True):
-            comparison[key]["p_holm"] = p
+            comparison[f"{metric}_ratio"]["p_holm"] = comparison[f"{metric}_difference"]["p_holm"] = p
     return compare

@@ -1,6 +1,7 @@
 """Claims against results: each has a criterion that was fixed before its run, and gets a verdict.
 
-A criterion that fails is a result like any other; nothing here can change it.
+A criterion that fails is a result like any other; nothing here can change it. A claim that two cells differ must stand
+besides when the test of its comparison is adjusted (Holm) over all comparisons made together.
 """
 
 import json
@@ -26,6 +27,7 @@ _JUDGED = {"experiment", "metric", "criterion", "fixed"}
 _KEYS = {*_NAMED, *_JUDGED, "where", "needs", "reason"}
 # What a number that summary.json gives without an interval may be called in a criterion.
 _PLAIN = ("mean", "value")
+_ALPHA = 0.05
 _ABSENT = object()
 
 Term = tuple[str, str, float]
@@ -66,13 +68,15 @@ class Claim:
 @dataclass(frozen=True)
 class Outcome:
     """What one results folder says. estimate: the metric there, None when the summary has no such metric; passed:
-    None when there is nothing to judge, because the metric is absent or the experiment could not measure it."""
+    None when there is nothing to judge, because the metric is absent or the experiment could not measure it.
+    undecided: it failed, but its interval holds values that would have passed, so the data rule neither out."""
 
     folder: Path
     model: str
     dataset: str
     estimate: dict | None
     passed: bool | None
+    undecided: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,12 @@ class Row:
             return "reproduced" if all(judged) else "partly" if any(judged) else "not reproduced"
         measured = any(outcome.estimate is not None for outcome in self.outcomes)
         return "not testable" if measured or self.claim.untestable else "not run"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it was not reproduced, but not refuted anywhere either."""
+        failed = [outcome for outcome in self.outcomes if outcome.passed is False]
+        return self.verdict == "not reproduced" and all(outcome.undecided for outcome in failed)
 
 
 def parse_criterion(text: str) -> list[Term]:
@@ -188,7 +198,9 @@ def _outcomes(claim: Claim, root: Path) -> list[Outcome]:
         place = {"model": file.parts[-4], "dataset": file.parts[-2]}
         if all(fnmatch(place[key], pattern) for key, pattern in claim.where.items()):
             estimate = _estimate(read_json(file), claim)
-            outcomes.append(Outcome(file.parent, **place, estimate=estimate, passed=_judged(claim.terms, estimate)))
+            passed = _judged(claim, estimate)
+            undecided = passed is False and _is_open(claim.terms, estimate)
+            outcomes.append(Outcome(file.parent, **place, estimate=estimate, passed=passed, undecided=undecided))
     return outcomes
 
 
@@ -229,8 +241,26 @@ def _at(node: Any, path: str) -> Any:
     return _ABSENT
 
 
-def _judged(terms: list[Term], estimate: dict | None) -> bool | None:
-    values = [(estimate or {}).get(name) for name, _, _ in terms]
+def _judged(claim: Claim, estimate: dict | None) -> bool | None:
+    values = [(estimate or {}).get(name) for name, _, _ in claim.terms]
     if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in values):
         return None
-    return all(_OPERATORS[sign](value, bound) for value, (_, sign, bound) in zip(values, terms, strict=True))
+    return _holds(claim.terms, estimate) and not (_says_different(claim) and estimate.get("p_holm", 0) >= _ALPHA)
+
+
+def _says_different(claim: Claim) -> bool:
+    """Whether two equal cells would fail the criterion."""
+    equal = 1 if claim.metric.endswith("_ratio") else 0
+    return not _holds(claim.terms, dict.fromkeys((name for name, _, _ in claim.terms), equal))
+
+
+def _is_open(terms: list[Term], estimate: dict) -> bool:
+    """Whether some value that the interval holds would pass; quartiles, which stand around a median, are none."""
+    if "median" in estimate or any(estimate.get(name) is None for name in ("mean", "low", "high")):
+        return False
+    values = [estimate[name] for name in ("low", "mean", "high")]
+    return any(_holds(terms, {**estimate, "low": v, "mean": v, "high": v}) for v in values)
+
+
+def _holds(terms: list[Term], estimate: dict) -> bool:
+    return all(_OPERATORS[sign](estimate[name], bound) for name, sign, bound in terms)

@@ -10,12 +10,14 @@ from replication.errors import ReplicationError
 from replication.records import jsonable, read_records
 from replication.runner import configure, find_experiments, shown
 
+_FILES = ("records.jsonl", "summary.json")
+
 
 def check(root: str | Path) -> list[str]:
     """Problems of the claims file and of all results under `root`."""
     claims, problems = read_claims()
-    for records in sorted(Path(root).glob("**/records.jsonl")):
-        problems += _attempt(_summary_problems, records.with_name("summary.json"))
+    for folder in sorted({file.parent for name in _FILES for file in Path(root).glob(f"**/{name}")}):
+        problems += _attempt(_summary_problems, folder / "summary.json")
     for claim in claims:
         problems += _attempt(lambda claim: _row_problems(evaluate(root, [claim])[0]), claim)
     return problems

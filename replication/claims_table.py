@@ -3,7 +3,7 @@
 import textwrap
 from itertools import zip_longest
 
-from replication.claims import Outcome, Row
+from replication.claims import Claim, Outcome, Row
 
 _HEAD = ("claim", "row", "statement and criterion", "result", "verdict")
 _STATEMENT_WIDTH = 46
@@ -27,17 +27,22 @@ def _cells(row: Row) -> list[list[str]]:
         *textwrap.wrap(claim.statement, _STATEMENT_WIDTH),
         *textwrap.wrap(f"({claim.condition})", _STATEMENT_WIDTH),
     ]
-    results = [line for outcome in row.outcomes for line in _result(outcome, claim.terms[0][0])]
+    results = [line for outcome in row.outcomes for line in _result(outcome, claim)]
     return [[claim.id], [claim.row], statement, results or [""], [row.verdict]]
 
 
-def _result(outcome: Outcome, main_field: str) -> list[str]:
+def _result(outcome: Outcome, claim: Claim) -> list[str]:
     passed = {True: "pass", False: "FAIL", None: "-"}[outcome.passed]
-    return [f"{outcome.model} · {outcome.dataset}", f"  {estimate_text(outcome.estimate, main_field)}  {passed}"]
+    return [f"{outcome.model} · {outcome.dataset}", f"  {outcome_text(outcome, claim)}  {passed}"]
+
+
+def outcome_text(outcome: Outcome, claim: Claim) -> str:
+    return estimate_text(outcome.estimate, claim.terms[0][0]) + ", undecided" * outcome.undecided
 
 
 def estimate_text(estimate: dict | None, main_field: str) -> str:
-    """e.g. `0.41 [0.35, 0.48] n=100`; the value is the mean or median, else the field that the criterion names."""
+    """e.g. `0.41 [0.35, 0.48] n=100`, and `p=0.02` of a comparison, adjusted; the value is the mean or median, else the
+    field that the criterion names."""
     if estimate is None:
         return "not in the summary"
     value = next((estimate[name] for name in ("mean", "median", main_field) if estimate.get(name) is not None), None)
@@ -46,7 +51,8 @@ def estimate_text(estimate: dict | None, main_field: str) -> str:
     text = f"{value:.3g}"
     if estimate.get("low") is not None and estimate.get("high") is not None:
         text += f" [{estimate['low']:.3g}, {estimate['high']:.3g}]"
-    return text + (f" n={estimate['n']}" if "n" in estimate else "")
+    text += f" n={estimate['n']}" if "n" in estimate else ""
+    return text + (f" p={estimate['p_holm']:.1g}" if "p_holm" in estimate else "")
 
 
 def _block(row: list[list[str]], widths: list[int]) -> str:

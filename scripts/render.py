@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from replication.claims import evaluate
-from replication.claims_table import estimate_text
+from replication.claims_table import outcome_text
 from replication.writeup import tables
 from replication.writeup.caches import caches
 from replication.writeup.effects import EFFECTS, effect
@@ -31,16 +31,18 @@ def verdicts(results: Path) -> str:
             f"`{row.claim.id}`: {row.claim.statement}",
             row.claim.criterion,
             "<br>".join(
-                f"{o.model}, {o.dataset}: {estimate_text(o.estimate, row.claim.terms[0][0])}"
-                for o in row.outcomes
-                if o.passed is False
+                f"{o.model}, {o.dataset}: {outcome_text(o, row.claim)}" for o in row.outcomes if o.passed is False
             ),
         ]
         for row in rows
         if row.verdict in ("partly", "not reproduced")
     ]
     listed = Table(["claim", "criterion", "failed with"], failed).markdown()
-    return f"{len(rows)} claims: {verdict_counts(rows)}. Those that failed somewhere:\n\n{listed}"
+    undecided = sum(row.undecided for row in rows)
+    return (
+        f"{len(rows)} claims: {verdict_counts(rows)}. Of those not reproduced {undecided} are undecided: their "
+        f"intervals hold values that would have passed. Those that failed somewhere:\n\n{listed}"
+    )
 
 
 BLOCKS = {

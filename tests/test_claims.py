@@ -140,6 +140,35 @@ def test_verdicts(place, changes, expected):
     assert verdict(place, **changes) == expected
 
 
+@pytest.mark.parametrize(
+    ("metric", "criterion", "p", "passed"),
+    [
+        ("kl_ratio", "high < 1", 0.04, True),
+        ("kl_ratio", "high < 1", 0.06, False),
+        ("kl_ratio", "high <= 0.5", 0.06, False),
+        ("kl_ratio", "high <= 1.02", 0.9, True),  # two equal cells meet it too
+        ("kl_difference", "high <= 1", 0.9, True),
+        ("kl_difference", "low > 0", 0.06, False),
+    ],
+)
+def test_a_difference_must_stand_beside_the_other_comparisons(place, metric, criterion, p, passed):
+    write_claims(place, {**CLAIM, "metric": metric, "criterion": criterion, "where": {"dataset": "made"}})
+    estimate = {"mean": 0.3, "low": 0.2, "high": 0.4, "n": 4, "p_holm": p}
+    change(place / "results" / "tiny" / "fake" / "made" / "summary.json", **{metric: estimate})
+    assert evaluate(place / "results")[0].outcomes[0].passed is passed
+
+
+@pytest.mark.parametrize(
+    ("criterion", "undecided"),
+    [("high <= 0.2", True), ("high <= 0.1", False), ("low > 0.3", True), ("low > 0.4", False)],
+)
+def test_what_failed_is_undecided_where_its_interval_holds_values_that_pass(place, criterion, undecided):
+    write_claims(place, {**CLAIM, "criterion": criterion, "where": {"dataset": "made"}})  # 0.25 [0.15, 0.35]
+    row = evaluate(place / "results")[0]
+    assert (row.verdict, row.undecided) == ("not reproduced", undecided)
+    assert ("undecided" in table([row])) == undecided
+
+
 @given(st.lists(st.sampled_from([True, False, None]), max_size=5))
 def test_a_verdict_counts_only_what_could_be_judged(passed):
     row = Row(Claim(**CLAIM), [Outcome(None, "m", "d", {}, value) for value in passed])
@@ -274,6 +303,12 @@ def test_an_edited_summary_is_a_problem(place):
 def test_an_unfinished_run_is_a_problem(place):
     (place / "results" / "tiny" / "fake" / "made" / "summary.json").unlink()
     assert any("made: no summary.json" in problem for problem in check(place / "results"))
+
+
+def test_a_summary_without_records_is_a_problem(place):
+    (place / "results" / "tiny" / "fake" / "made" / "records.jsonl").unlink()
+    (problem,) = check(place / "results")
+    assert "records.jsonl: No such file" in problem
 
 
 def test_edited_records_are_a_problem(place):

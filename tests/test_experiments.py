@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import naive_concatenation, peak_memory, quality_vs_ttft, ttft
-from experiments.cells import NO_CONTEXT
+from experiments.cells import NO_CONTEXT, speedups
 from replication.records import RunFolder, without_seconds
 from replication.runner import recorded, run_one
 
@@ -53,6 +53,18 @@ def test_peak_memory_is_that_of_stored_chunks_and_result_at_least(tiny_directory
     (place,) = json.loads((folder / "summary.json").read_text())["places"].values()
     assert place["peak_in_kv"] is None or place["peak_in_kv"] > 2
     assert (folder / "figure.png").stat().st_size > 10_000
+
+
+def test_speedups_are_over_the_same_round():
+    def timed(number, cell, seconds, transformers):
+        times = {"ttft": seconds, "transformers": transformers}
+        return {"kind": "timing", "example": "e", "round": number, "cell": cell, "ceiling": 4.0, "seconds": times}
+
+    rounds = [(0, "prefix", 3, 4), (0, "naive", 1, 4), (1, "naive", 2, 8), (1, "prefix", 10, 8)]
+    found = speedups([timed(*r) for r in rounds])["naive"]
+    assert found["speedup"]["median"] == 4
+    assert (found["over_prefix"]["low"], found["over_prefix"]["high"]) == (3.5, 4.5)
+    assert "over_prefix" not in speedups([timed(*r) for r in rounds if r[1] != "prefix"])["naive"]
 
 
 def test_shapley_parts_sum_to_naives_kl(tiny_directory, tmp_path):

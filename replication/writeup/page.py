@@ -8,7 +8,7 @@ from datetime import UTC
 from html import escape
 
 from replication.claims import Claim, Outcome, Row
-from replication.claims_table import estimate_text
+from replication.claims_table import outcome_text
 from replication.writeup.sources import Source
 from replication.writeup.values import VERDICTS, verdict_counts
 
@@ -116,7 +116,7 @@ def _fixed(claim: Claim) -> str:
 
 def _outcome(outcome: Outcome, row: Row) -> str:
     holds = {True: "holds", False: "fails", None: "untested"}[outcome.passed]
-    text = escape(estimate_text(outcome.estimate, row.claim.terms[0][0]))
+    text = escape(outcome_text(outcome, row.claim))
     return f'<span class="place">{escape(outcome.dataset)}:</span> {text}, <span class="{holds}">{holds}</span>'
 
 

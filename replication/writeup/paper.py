@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from replication.claims import Outcome, Row, evaluate, read_json
-from replication.claims_table import estimate_text
+from replication.claims import Claim, Outcome, Row, evaluate, read_json
+from replication.claims_table import estimate_text, outcome_text
 from replication.writeup import tables
 from replication.writeup.sources import Source, sources
 from replication.writeup.values import Found, found, verdict_counts
@@ -52,6 +52,7 @@ def numbers(root: Path) -> dict:
     content = {
         "counts": verdict_counts(rows),
         "total": len(rows),
+        "undecided": sum(row.undecided for row in rows),
         "claims": [_claim(row) for row in rows],
         "sources": [_source(source) for source in sources(rows)],
         "tables": {
@@ -84,12 +85,12 @@ def _claim(row: Row) -> dict:
         "criterion": claim.criterion,
         "experiment": claim.experiment,
         "verdict": row.verdict,
-        "outcomes": [_outcome(outcome, claim.terms[0][0]) for outcome in row.outcomes],
+        "outcomes": [_outcome(outcome, claim) for outcome in row.outcomes],
     }
 
 
-def _outcome(outcome: Outcome, main_field: str) -> dict:
-    text = estimate_text(outcome.estimate, main_field)
+def _outcome(outcome: Outcome, claim: Claim) -> dict:
+    text = outcome_text(outcome, claim)
     return {"model": outcome.model, "dataset": outcome.dataset, "passed": outcome.passed, "text": text}
 
 

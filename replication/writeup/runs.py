@@ -27,9 +27,10 @@ def runs(root: Path) -> Table:
 
 
 def _run(summary: Path, note: str) -> str:
-    """`smollm2-135m, synthetic: 12 min`; a resumed run's time is not known."""
+    """`smollm2-135m, synthetic: 12 min`; a resumed run's time is not known. Code that is in no commit is said."""
     provenance = json.loads(summary.with_name("provenance.json").read_text())
-    place = f"{summary.parts[-4]}, {summary.parts[-2]}{note}"
+    changed = " (code with uncommitted changes)" * bool((provenance["git"] or {}).get("dirty"))
+    place = f"{summary.parts[-4]}, {summary.parts[-2]}{note}{changed}"
     if "finished" not in provenance or "resumed" in provenance:
         return place
     begun, ended = (datetime.fromisoformat(provenance[key]) for key in ("started", "finished"))

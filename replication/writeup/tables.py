@@ -104,9 +104,10 @@ def sweeps(root: Path) -> Table:
         found = read_json(path)
         for value, place in sorted(found.get("places", {}).items(), key=lambda item: float(item[0])):
             lost = [_interval(place["nll_loss"].get(name)) for name in ("full-reuse", "first-k@15", OURS)]
-            rows.append([run, SWEPT[found["sweep"]].format(value), *lost, f"{place['needed']['nll']['value']:.0%}"])
+            needed = _needed(place["needed"]["nll"], place["cells"])
+            rows.append([run, SWEPT[found["sweep"]].format(value), *lost, needed])
     methods = [LABELS["full-reuse"], LABELS["first-k@15"], LABELS[OURS].strip("*")]
-    head = ["run", "at", *methods, "least measured ratio that loses at most 0.1"]
+    head = ["run", "at", *methods, "least measured ratio from which on it loses at most 0.1"]
     return Table(head, rows)
 
 
@@ -184,6 +185,13 @@ def _against(summary: dict, name: str) -> str:
         return ""
     p = summary["against"][name]["kl_first_difference"]["p_holm"]
     return f"{_interval(summary['cells'][name]['kl_first'])}, p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
+
+
+def _needed(ratio: dict, cells: dict) -> str:
+    """The ratio that suffices with its interval; empty where but one was measured."""
+    if sum(name.startswith("cacheblend-paper@") for name in cells) < 2:
+        return ""
+    return "{:.0%} [{:.0%}, {:.0%}]".format(*(ratio[key] for key in ("value", "low", "high")))
 
 
 def _equal(test: dict | None) -> str:
