@@ -19,9 +19,14 @@ run() { # EXPERIMENT SETTING...
 for turn in first second; do
     run naive_concatenation attention=1
     run quality_vs_ttft ratios=0.15,1 point_ratios=0.15 "${timed[@]}"
-    for experiment in kv_deviation attention_deviation picked_tokens schedule ablations equal_budget; do
+    for experiment in kv_deviation attention_deviation picked_tokens schedule ablations equal_budget lmcache_differences; do
         run "$experiment"
     done
-    run quality sweep=chunks values=2,3 "${timed[@]}"
+    run power n=3
+    run quality values=0.15,1 pipelines=map-reduce,map-rerank "${timed[@]}"
+    run quality sweep=chunks values=2,3 methods=full-reuse "${timed[@]}"
+    run quality sweep=length values=64,128 methods=full-reuse "${timed[@]}"
+    run quality sweep=order values=0,1 methods=full-reuse "${timed[@]}"
+    run quality sweep=retrieval values=1,2 pool=3 methods=full-reuse "${timed[@]}"
 done
 exec .venv/bin/python scripts/compare_runs.py "$work/first" "$work/second"

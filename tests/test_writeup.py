@@ -60,7 +60,7 @@ def test_a_changed_result_changes_the_papers_numbers(copied):
     assert estimate(after, "naive-kl")["text"].startswith("77.2")
     assert any("77.25 [" in cell for row in after["tables"]["quality"]["rows"] for cell in row)
     assert after["digest"] != before["digest"]
-    assert estimate(after, "moved-kl") == estimate(before, "moved-kl")
+    assert estimate(after, "blend-kl") == estimate(before, "blend-kl")
 
 
 def test_a_changed_result_changes_the_papers_verdicts(copied):

@@ -100,6 +100,27 @@ EFFECTS = {
     "loading": [
         Effect("overlapped over one after the other, 0.1 GB/s: TTFT", "loading", "devices.0.1 GB/s.over_sequential"),
         Effect("error of the paper's formula for TTFT, overlapped", "loading", "error.pipelined"),
+        *(
+            Effect(
+                f"bytes a second that come from the device of {rate} GB/s",
+                "loading",
+                f"controller.{rate} GB/s.throughput",
+            )
+            for rate in ("0.1", "1", "5")
+        ),
+    ],
+    "over-prefix": [
+        Effect(
+            f"TTFT of an exact prefix cache over that of CacheBlend at {percent} %",
+            "quality_vs_ttft",
+            f"cells.cacheblend-paper@{percent}.over_prefix",
+        )
+        for percent in (5, 15)
+    ],
+    "answerable": [
+        Effect("questions with a gold answer in the four passages", "quality", "answerable.share"),
+        Effect("on these alone, F1 that CacheBlend at 15 % gains over full reuse", "quality", "answerable.gain"),
+        Effect("on these alone, likelihood that it gains, nats a token", "quality", "answerable.nll_gain"),
     ],
     "ttft": [
         Effect(f"{part}, s (fp32, 2,048 tokens)", "ttft", f"places.float32 2048.cells.cacheblend-paper@15.{metric}")

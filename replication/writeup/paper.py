@@ -13,14 +13,7 @@ from replication.writeup.values import Found, found, verdict_counts
 # name in the text -> experiment, metric
 ESTIMATES = {
     "naive-kl": ("quality_vs_ttft", "cells.naive.kl_first"),
-    "moved-kl": ("quality_vs_ttft", "cells.full-reuse.kl_first"),
-    "prefix-kl": ("quality_vs_ttft", "cells.shared-prefix.kl_first"),
-    "random-kl": ("quality_vs_ttft", "cells.random@15.kl_first"),
-    "first-k-kl": ("quality_vs_ttft", "cells.first-k@15.kl_first"),
     "blend-kl": ("quality_vs_ttft", "cells.cacheblend-paper@15.kl_first"),
-    "oracle-kl": ("quality_vs_ttft", "cells.oracle@15.kl_first"),
-    "both-kl": ("quality_vs_ttft", "cells.shared-prefix-blend@15.kl_first"),
-    "blend-over-naive": ("quality_vs_ttft", "compare.cacheblend-paper@15/naive.kl_first_ratio"),
     "blend-over-random": ("quality_vs_ttft", "compare.cacheblend-paper@15/random@15.kl_first_ratio"),
     "blend-over-first-k": ("quality_vs_ttft", "compare.cacheblend-paper@15/first-k@15.kl_first_ratio"),
     "blend-over-prefix": ("quality_vs_ttft", "compare.cacheblend-paper@15/shared-prefix.kl_first_ratio"),
@@ -28,6 +21,7 @@ ESTIMATES = {
     "blend-nll": ("quality_vs_ttft", "compare.cacheblend-paper@15/full.nll_difference"),
     "blend-speedup": ("quality_vs_ttft", "cells.cacheblend-paper@15.speedup"),
     "prefix-speedup": ("quality_vs_ttft", "cells.shared-prefix.speedup"),
+    "over-prefix": ("quality_vs_ttft", "cells.cacheblend-paper@15.over_prefix"),
     "positions-alone": ("naive_concatenation", "one_repair.position.kl_first_ratio"),
     "own-sink": ("naive_concatenation", "attention.naive.to_heads"),
     "attention-left": ("attention_deviation", "left.cacheblend-paper@15"),
@@ -39,10 +33,13 @@ ESTIMATES = {
     "mask": ("ablations", "over_baseline.mask: bottom right.kl_first_ratio"),
     "suffix": ("ablations", "over_baseline.suffix: last token only.kl_first_ratio"),
     "gap-growth": ("quality", "trend.gap.full-reuse.nll"),
+    "map-reduce": ("quality", "versus.map-reduce.speedup"),
+    "map-rerank-gain": ("quality", "versus.map-rerank.first"),
+    "loading-overlap": ("loading", "devices.0.1 GB/s.over_sequential"),
+    "loading-error": ("loading", "error.pipelined"),
     "throughput-over-full": ("throughput", "gain.full"),
     "throughput-over-prefix": ("throughput", "gain.prefix"),
     "over-ceiling": ("ttft", "worst.over_ceiling"),
-    "own-prefill": ("ttft", "worst.full_prefill"),
 }
 
 
