@@ -1,4 +1,4 @@
-"""How many examples the equivalence tests of `quality` need: a pilot's variance, the power it gives, and n (A-09).
+"""How many examples the tests of `quality` need: a pilot's variance, the power it gives, and n (A-09).
 
 A test for "no loss within 0.02" shows nothing without power, so n is chosen before the run and not by its result.
 """
@@ -10,17 +10,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 
-from experiments.cells import GATE, gate, paired, record_quality
+from experiments.cells import GATE, NO_CONTEXT, gate, paired, record_quality
 from experiments.common import RagConfig, by_cell, load_inputs, require_positive
 from experiments.figures import PALETTE, STYLE, read_summary, save, where
-from experiments.quality_summary import MARGIN
+from experiments.quality_summary import LIMITS, MARGIN
 from replication.errors import ReplicationError
 from replication.measure import cell, cells_at
 from replication.methods import make_method
 from replication.records import RunFolder
-from replication.stats import equivalence_n, equivalence_power
+from replication.stats import difference_n, equivalence_n, equivalence_power
 
-TITLE = "Examples that an equivalence test of answer quality needs, from the variance in a pilot"
+TITLE = "Examples that the tests of answer quality need, from the variance in a pilot"
 POWER = 0.8
 # Besides the paper's own margin, what a smaller n can still tell
 MARGINS = (MARGIN, 0.05, 0.1)
@@ -58,16 +58,36 @@ def summarise(records: list[dict], config: Config) -> dict:
     """Per method: standard deviation of the paired difference to full prefill, and what follows for every margin.
 
     needed: n for 80 % power if the methods are equal; power: at `most`; n: the smaller of `needed` and `most`.
+    for_gate, for_gain: n to find the pilot's own mean difference, of full prefill over no context in the metric, and of
+    the first method over the last in the gold answer's likelihood; for_no_loss: to show that the first loses no more of
+    it than the limit, if it loses none.
     """
     quality = by_cell(records, "quality")
     metric = config.style.task.metrics[0]
+    names = [cell(*chosen) for chosen in config.cells()]
     found = {}
-    for chosen in config.cells():
-        ours, full = (np.array(values) for values in paired(quality, cell(*chosen), "full", metric))
-        deviation = float((ours - full).std(ddof=1))
-        found[cell(*chosen)] = {"deviation": deviation, "margins": _margins(deviation, config.most)}
-    passed = gate(quality, config.style.task.metrics)
-    return {"pilot": config.n, "most": config.most, "metric": metric, "gate": passed, "methods": found}
+    for name in names:
+        deviation = float(_differences(quality, name, "full", metric).std(ddof=1))
+        found[name] = {"deviation": deviation, "margins": _margins(deviation, config.most)}
+    lost = float(_differences(quality, names[0], "full", "nll").std(ddof=1))
+    return {
+        "pilot": config.n,
+        "most": config.most,
+        "metric": metric,
+        "gate": gate(quality, config.style.task.metrics),
+        "methods": found,
+        "for_gate": _to_find(_differences(quality, "full", NO_CONTEXT, metric)),
+        "for_gain": _to_find(_differences(quality, names[-1], names[0], "nll")),
+        "for_no_loss": equivalence_n(lost, LIMITS["nll"], POWER, alpha=0.025),
+    }
+
+
+def _differences(quality: dict, a: str, b: str, metric: str) -> np.ndarray:
+    return np.subtract(*paired(quality, a, b, metric))
+
+
+def _to_find(differences: np.ndarray) -> int | None:
+    return difference_n(float(differences.mean()), float(differences.std(ddof=1)), POWER)
 
 
 def _margins(deviation: float, most: int) -> dict:

@@ -73,15 +73,29 @@ def equivalence_power(deviation: float, n: int, margin: float, alpha: float = 0.
 
 def equivalence_n(deviation: float, margin: float, power: float = 0.8, alpha: float = 0.05) -> int:
     """The least number of pairs, 2 or more, at which `equivalence_power` reaches `power`."""
+    return _least_n(lambda n: equivalence_power(deviation, n, margin, alpha) >= power)
+
+
+def difference_n(mean: float, deviation: float, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """The least number of pairs, 2 or more, at which a two-sided paired t test finds differences with this mean and
+    standard deviation with that power; None if the mean is 0."""
+    if mean == 0 or deviation == 0:
+        return 2 if mean else None
+    shift = abs(mean) / deviation
+    return _least_n(lambda n: stats.nct.sf(stats.t.ppf(1 - alpha / 2, n - 1), n - 1, shift * n**0.5) >= power)
+
+
+def _least_n(suffices: Callable[[int], bool]) -> int:
+    """The least n from 2 on that suffices; so must all larger ones."""
     low, high = 2, 2
-    while equivalence_power(deviation, high, margin, alpha) < power:
+    while not suffices(high):
         low, high = high, 2 * high
     while low < high:
         middle = (low + high) // 2
-        if equivalence_power(deviation, middle, margin, alpha) < power:
-            low = middle + 1
-        else:
+        if suffices(middle):
             high = middle
+        else:
+            low = middle + 1
     return low
 
 

@@ -21,6 +21,7 @@ from replication.model import load_model
 from replication.prompt import build_prompt
 from replication.records import RunFolder, read_records, without_seconds
 from replication.runner import recorded, run_one
+from replication.stats import difference_n
 
 SMALL = {"n": 3, "passages": 3, "timed": 1, "rounds": 1, "ratios": (0.15, 0.5), "pool": 4}
 VALUES = {"ratio": (0.15, 1.0), "chunks": (2, 3), "length": (32, 64), "order": (0, 1), "retrieval": (1, 3)}
@@ -248,8 +249,14 @@ def test_the_pilot_says_what_n_a_margin_needs(tiny_directory, tmp_path):
     records = RunFolder(folder, recorded(settings)).records
     blended = [r for r in records if r.get("cell") == "cacheblend-paper@15"]
     for record, f1 in zip(blended, (0.0, 0.5, 1.0), strict=True):
-        record["f1"] = f1
-    found = power.summarise(records, settings)["methods"]["cacheblend-paper@15"]
+        record |= {"f1": f1, "nll": 2.0}
+    gains = dict(zip((r["example"] for r in blended), (0.4, 0.5, 0.6), strict=True))
+    for record in records:
+        if record.get("cell") == "full-reuse":
+            record["nll"] = 2.0 + gains[record["example"]]
+    whole = power.summarise(records, settings)
+    assert whole["for_gain"] == difference_n(0.5, 0.1)
+    found = whole["methods"]["cacheblend-paper@15"]
     assert found["deviation"] == pytest.approx(0.5)
     assert found["margins"]["0.02"]["needed"] == pytest.approx(((1.6449 + 1.2816) * 25) ** 2, rel=0.01)
     assert found["margins"]["0.02"]["n"] == 50

@@ -12,6 +12,7 @@ from scipy.stats import mannwhitneyu
 from replication.errors import ReplicationError
 from replication.stats import (
     auc,
+    difference_n,
     difference_of_means,
     equivalence,
     equivalence_n,
@@ -182,6 +183,14 @@ def test_equivalence_n_follows_the_normal_approximation():
     """For large n: ((z(0.95) + z(0.90)) * deviation / margin)^2 pairs give 80 % power."""
     assert equivalence_n(0.3, 0.02) == pytest.approx(((1.6449 + 1.2816) * 15) ** 2, rel=0.005)
     assert equivalence_n(0.0, 0.02) == 2
+
+
+def test_difference_n_is_that_of_the_tables():
+    """A paired t test, two-sided at 5 %, 80 % power: 34 pairs for half a standard deviation, 199 for a fifth."""
+    assert difference_n(0.5, 1.0) == difference_n(-1.0, 2.0) == 34
+    assert difference_n(0.2, 1.0) == 199
+    assert difference_n(0.0, 1.0) is None
+    assert difference_n(1.0, 0.0) == 2
 
 
 def test_ratio_of_means():

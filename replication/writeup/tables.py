@@ -112,19 +112,21 @@ def sweeps(root: Path) -> Table:
 
 
 def power(root: Path) -> Table:
-    """From pilots: how many examples the equivalence test of CacheBlend's answers needs for 80 % power, by margin."""
+    """From pilots: how many examples the tests of `quality` need for 80 % power, that of equal answers by margin."""
     places = summaries(root, "power")
     found = [read_json(p) for p in places]
     rows = [
         [f"{p.parts[-4]}, {p.parts[-2]}", NAMES[f["metric"]], f"{blend['deviation']:.2f}"]
         + [f"{margin['needed']:,}" for margin in blend["margins"].values()]
         + [f"{blend['margins']['0.02']['power']:.0%} at {f['most']}"]
+        + ["never" if f[key] is None else f"{f[key]:,}" for key in ("for_gate", "for_gain", "for_no_loss")]
         for p, f in zip(places, found, strict=True)
         for blend in [f["methods"][OURS]]
     ]
     margins = [f"n for ±{m}" for m in ("0.02", "0.05", "0.1")]
+    others = ["n for the gate", "n for the likelihood gained on reuse", "n for a loss within 0.1 nats"]
     return Table(
-        ["pilot", "metric", "SD of the difference", *margins, "power for ±0.02 at an n that time allows"], rows
+        ["pilot", "metric", "SD of the difference", *margins, "power for ±0.02 at an n that time allows", *others], rows
     )
 
 
