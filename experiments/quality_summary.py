@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.cells import gate, paired, reported, speedups
+from experiments.cells import gate, over_ceiling, paired, reported, speedups
 from experiments.common import by_cell, means
 from experiments.pipelines import SPEEDUPS, pipeline_speedups
 from experiments.sweeps import SWEEPS
@@ -72,6 +72,7 @@ class _Place:
             "nll_gain": {name: self.difference("nll", "full-reuse", name) for name in self.methods()},
             "needed": {name: self.needed(name) for name in LIMITS},
             "versus": {name: self._versus(name, cells) for name in PIPELINES},
+            "over_ceiling": over_ceiling(cells),
         }
 
     def difference(self, metric: str | None, a: str, b: str) -> dict | None:

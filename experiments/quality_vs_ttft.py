@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.cells import GATE, gate, is_open, record_quality, record_times, reported, speedups
+from experiments.cells import GATE, gate, is_open, over_ceiling, record_quality, record_times, reported, speedups
 from experiments.common import Inputs, RagConfig, by_cell, load_inputs, means, require_positive
 from experiments.figures import quality_figure
 from experiments.reuse_common import compared
@@ -74,14 +74,21 @@ def run(config: Config, folder: RunFolder) -> None:
 
 
 def summarise(records: list[dict], config: Config) -> dict:
-    """Per cell: quality with intervals, speed-up with quartiles; the gate; paired comparisons at the answer ratio."""
+    """Per cell: quality with intervals, speed-up with quartiles; the gate; paired comparisons at the answer ratio; how
+    near a speed-up comes to its ceiling."""
     quality = by_cell(records, "quality")
     rows = {name: list(examples.values()) for name, examples in quality.items()}
     passed = gate(quality, config.style.task.metrics)
     cells = {name: means(found, reported(passed)) for name, found in rows.items()}
     for name, speeds in speedups(records).items():
         cells.setdefault(name, {}).update(speeds)
-    return {"cells": cells, "gate": passed, "compare": _comparisons(quality, config), "n": config.n}
+    return {
+        "cells": cells,
+        "gate": passed,
+        "compare": _comparisons(quality, config),
+        "over_ceiling": over_ceiling(cells),
+        "n": config.n,
+    }
 
 
 def _comparisons(quality: dict, config: Config) -> dict:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from experiments.cells import JUDGED_CEILING
 from experiments.common import identify, require_positive
 from experiments.figures import ttft_figure
 from experiments.fixed_length import FixedLengthConfig
@@ -34,8 +35,6 @@ TIMED = (
     "shared-prefix",
     "shared-prefix-blend",
 )
-# Exact prefix caching saves 1 to 3 % here; against so low a ceiling a measured speed-up shows noise alone.
-JUDGED_CEILING = 1.1
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,14 @@ EFFECTS = {
             for rate in ("0.1", "1", "5")
         ),
     ],
+    "ceiling": [
+        Effect(f"{name}: largest speed-up over its ceiling", name, metric)
+        for name, metric in (
+            ("ttft", "worst.over_ceiling"),
+            ("quality_vs_ttft", "over_ceiling"),
+            ("quality", "over_ceiling"),
+        )
+    ],
     "over-prefix": [
         Effect(
             f"TTFT of an exact prefix cache over that of CacheBlend at {percent} %",
