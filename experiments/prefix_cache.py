@@ -174,7 +174,7 @@ def _full_logits(model: Model, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 def _random_ids(model: Model, count: int, rng: random.Random) -> tuple[int, ...]:
-    return tuple(rng.randrange(model.lm.config.vocab_size) for _ in range(count))
+    return tuple(rng.randrange(model.config.vocab_size) for _ in range(count))
 
 
 def _rotated(items: list, turn: int) -> list:

@@ -22,7 +22,7 @@ def counts(config: ServingConfig, folder: RunFolder, model: Model, servers: Serv
             continue
         cache = PrefixCache(model, config.requests * (config.longest // config.block_size), config.block_size)
         before, requests = servers.cached.counter(HITS), []
-        for ids, tenant in prompts_of(config, model.lm.config.vocab_size, stream):
+        for ids, tenant in prompts_of(config, model.config.vocab_size, stream):
             salt = servers.salt(f"counts {stream} {tenant}")
             theirs = servers.cached.complete(ids, salt)
             requests.append({"tenant": tenant, "cached": theirs.cached, **ask_ours(cache, ids, salt)[1]})

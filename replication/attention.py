@@ -9,6 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from replication.attention_logits import attention_logits, weighted_values
+from replication.layers import attending_by
 from replication.model import Model
 from replication.prompt import ChunkedPrompt
 
@@ -30,13 +31,11 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 @contextmanager
 def watched(model: Model, watch: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within the context, every layer hands its attention weights [heads, queries, keys] to `watch`."""
-    before = model.lm.config._attn_implementation
     _watchers.append(watch)
-    model.lm.config._attn_implementation = _NAME
     try:
-        yield
+        with attending_by(model.lm, _NAME):
+            yield
     finally:
-        model.lm.config._attn_implementation = before
         _watchers.pop()
 
 

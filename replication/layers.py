@@ -1,10 +1,11 @@
-"""Standing in for a model's decoder layers while its own forward runs."""
+"""Standing in for a model's decoder layers, or for their attention, while its own forward runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from torch import nn
+from transformers import PreTrainedModel
 
 
 @contextmanager
@@ -23,3 +24,17 @@ def wrapped(layers: nn.ModuleList, run: Callable) -> Iterator[None]:
             layer.__dict__.pop("forward", None)
             if forward is not None:
                 layer.forward = forward
+
+
+@contextmanager
+def attending_by(lm: PreTrainedModel, name: str) -> Iterator[None]:
+    """Within the context, the decoder's layers attend by the function that transformers registered as `name`.
+
+    What else the model has, a vision tower for one, attends as before.
+    """
+    config = lm.config.get_text_config()
+    before, config._attn_implementation = config._attn_implementation, name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

@@ -47,7 +47,7 @@ class LMCacheBlender:
     ):
         require_supported(model)
         self.model, self.text = model, separator
-        heads, size = model.lm.config.num_key_value_heads, model.layers[0].self_attn.head_dim
+        heads, size = model.config.num_key_value_heads, model.layers[0].self_attn.head_dim
         # vLLM's paged cache; LMCache's two buffers together have the size of one of its layers
         blocks = -(-2 * tokens // _BLOCK)
         self.pages = [torch.zeros(2, blocks, _BLOCK, heads, size, dtype=model.dtype) for _ in model.layers]
@@ -196,7 +196,7 @@ class Rotary:
 def require_supported(model: Model) -> None:
     """ReplicationError unless LMCache is installed and its blender knows this model."""
     require_lmcache()
-    kind, rotary = type(model.lm).__name__, model.lm.config.rope_parameters.get("rope_type", "several")
+    kind, rotary = type(model.lm).__name__, model.config.rope_parameters.get("rope_type", "several")
     dtype, device = str(model.dtype).removeprefix("torch."), model.device.type
     if kind not in MODELS or (rotary, dtype, device) != ("default", "float32", "cpu"):
         raise ReplicationError(

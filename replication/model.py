@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from replication.embedded import EMBEDDED, embedded_directory
 from replication.errors import ReplicationError
@@ -36,11 +36,14 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        # loading sets these; the class says what `architectures` does, and the dtype is part of a chunk's key
-        loading = ("_name_or_path", "architectures", "dtype")
-        config = {k: v for k, v in self.lm.config.to_dict().items() if k not in loading}
+        config = _without_loading(self.lm.config.to_dict())
         text = f"{self.weights} {type(self.lm).__name__} {json.dumps(config, sort_keys=True, default=str)}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """That of the decoder, which a model with a vision tower keeps inside its own."""
+        return self.lm.config.get_text_config()
 
     @property
     def device(self) -> torch.device:
@@ -85,11 +88,18 @@ def wrap(name: str, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | No
 
 
 def _decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
-    count = getattr(lm.config, "num_hidden_layers", None)
-    for module in lm.modules():
+    count = getattr(lm.config.get_text_config(), "num_hidden_layers", None)
+    for module in lm.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise refused(lm, "layers", count=count)
+
+
+def _without_loading(config: dict) -> dict:
+    """The config, and those in it, but for what loading sets; the class says what `architectures` does, and the dtype
+    is part of a chunk's key."""
+    loading = ("_name_or_path", "architectures", "dtype")
+    return {k: _without_loading(v) if isinstance(v, dict) else v for k, v in config.items() if k not in loading}
 
 
 def _weights_sha256(lm: PreTrainedModel) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 
+from replication.layers import attending_by
 from replication.refusals import refused
 from replication.rotary import LAYOUTS, KeyRotation, Layout, RotaryCall
 
@@ -104,7 +105,7 @@ def _first(output: object) -> object:
 
 def _longest(lm: PreTrainedModel, call: RotaryCall) -> int:
     """Tokens of the longest prompt, within the model's context, whose angles are those of a short one."""
-    limit = lm.config.max_position_embeddings
+    limit = lm.config.get_text_config().max_position_embeddings
     # a copy, because some modules remember the longest prompt; on the CPU, where a table's end is an error to catch
     call = replace(call, module=copy.deepcopy(call.module).cpu())
 
@@ -139,9 +140,8 @@ class _Layer:
     def stopped(self, start: int, cache: Cache, mask: torch.Tensor | None = None) -> _Reached | None:
         """What stops the layer when it runs on the same rows at the positions from `start` on, if anything does."""
         generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(1, _ROWS, self.lm.config.hidden_size, generator=generator).to(
-            self.lm.device, self.lm.dtype
-        )
+        size = self.lm.config.get_text_config().hidden_size
+        hidden = torch.randn(1, _ROWS, size, generator=generator).to(self.lm.device, self.lm.dtype)
         positions = torch.arange(start, start + _ROWS, device=self.lm.device)
         # the cache is found by its type, because its name differs between models
         own = {k: cache if isinstance(v, Cache) else v for k, v in self.kwargs.items()}
@@ -164,12 +164,8 @@ class _Layer:
 
     def attends_through_interface(self) -> bool:
         mask = torch.zeros(1, 1, _ROWS, _ROWS, dtype=self.lm.dtype, device=self.lm.device)
-        before = self.lm.config._attn_implementation
-        self.lm.config._attn_implementation = _PROBE
-        try:
+        with attending_by(self.lm, _PROBE):
             return self.stopped(0, DynamicCache(), mask) is not None
-        finally:
-            self.lm.config._attn_implementation = before
 
 
 def _prove(layer: _Layer, longest: int) -> Layout:

@@ -13,6 +13,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from replication.layers import attending_by
+
 _NAME = "sdpa_row_blocks"
 _ROWS = 128
 
@@ -57,10 +59,6 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 @contextmanager
 def block_attention(lm: PreTrainedModel) -> Iterator[None]:
     """Within the context, a model that uses SDPA heeds the argument `blocks` of its layers; others ignore it."""
-    before = lm.config._attn_implementation
-    if before == "sdpa":
-        lm.config._attn_implementation = _NAME
-    try:
+    own = lm.config.get_text_config()._attn_implementation
+    with attending_by(lm, _NAME if own == "sdpa" else own):
         yield
-    finally:
-        lm.config._attn_implementation = before

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from replication.attention_logits import attention_logits, weighted_values
+from replication.layers import attending_by
 
 _NAME = "tempered"
 _settings: list[tuple[torch.Tensor, float, float]] = []
@@ -45,11 +46,9 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 @contextmanager
 def tempered_attention(lm: PreTrainedModel, contexts: torch.Tensor, temperature: float, scale: float) -> Iterator[None]:
     """Within the context, the model attends so to the keys of the prompt's tokens that `contexts` [tokens] marks."""
-    before = lm.config._attn_implementation
     _settings.append((contexts, temperature, scale))
-    lm.config._attn_implementation = _NAME
     try:
-        yield
+        with attending_by(lm, _NAME):
+            yield
     finally:
-        lm.config._attn_implementation = before
         _settings.pop()

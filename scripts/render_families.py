@@ -46,7 +46,7 @@ def verdict(name: str) -> str:
     model = wrap(name, tiny_lm(name))
     prompt = a_prompt((3, 5 * WINDOW, 2 * WINDOW), question=WINDOW + 3)
     assert_full(model, prompt, run(model, "cacheblend-paper", prompt))
-    if model.context_length == model.lm.config.max_position_embeddings:
+    if model.context_length == model.config.max_position_embeddings:
         return "exact"
     return "exact up to the prompt length at which its frequencies change; longer prompts are refused"
 

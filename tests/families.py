@@ -39,28 +39,40 @@ def _long_rope(dims: int) -> dict:
 
 @dataclass(frozen=True)
 class Family:
-    """label, traits: as `docs/families.md` shows them. model_type: transformers' name. settings: of its config."""
+    """label, traits: as `docs/families.md` shows them. model_type: transformers' name. settings: of its config, or of
+    the decoder's config inside it. nested: the rest of such a config."""
 
     label: str
     traits: str
     model_type: str
     settings: dict = field(default_factory=dict)
+    nested: dict = field(default_factory=dict)
 
 
+_GEMMA3 = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {"sliding_attention": _rope(theta=100.0), "full_attention": _rope()},
+    "query_pre_attn_scalar": 8,
+}
+# a vision tower as deep as the decoder, so that its layers could be taken for the decoder's
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
 _EXACT = {
     "llama": Family("Llama, SmolLM2", "nothing: rotary on whole heads", "llama"),
     "qwen2": Family("Qwen2, Qwen2.5", "biases on Q, K and V", "qwen2"),
     "mistral": Family("Mistral", "sliding window in all layers", "mistral", {"sliding_window": WINDOW}),
     "gemma3_text": Family(
-        "Gemma 3",
+        "Gemma 3, 270M and 1B",
         "sliding window in some layers, a rotary base for each kind of layer, norms on Q and K",
         "gemma3_text",
-        {
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "rope_parameters": {"sliding_attention": _rope(theta=100.0), "full_attention": _rope()},
-            "query_pre_attn_scalar": 8,
-        },
+        _GEMMA3,
     ),
     "gpt_neox": Family(
         "GPT-NeoX, Pythia",
@@ -112,6 +124,13 @@ _EXACT = {
         "other frequencies for long prompts, cos and sin scaled too",
         "phi3",
         {"rope_parameters": _long_rope(8), "original_max_position_embeddings": 128},
+    ),
+    "gemma3": Family(
+        "Gemma 3, 4B and larger",
+        "the decoder of the smaller ones inside a model with a vision tower, for prompts of text",
+        "gemma3",
+        _GEMMA3,
+        {"vision_config": _VISION, "mm_tokens_per_image": 4, "tie_word_embeddings": False},
     ),
     "qwen3": Family("Qwen3", "norms on Q and K", "qwen3"),
     "gemma2": Family(
@@ -215,15 +234,18 @@ MATRIX = _EXACT | _REFUSED
 FAMILIES, REFUSED = tuple(_EXACT), tuple(_REFUSED)
 # every method runs on these each time, and one of each kind on the others: a method knows no family
 CORE = FAMILIES[:8]
-SLIDING = ("mistral", "gemma3_text", "gemma2", "gpt_oss")
+SLIDING = ("mistral", "gemma3_text", "gemma3", "gemma2", "gpt_oss")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
 def tiny_lm(family: str, seed: int = 0, **settings) -> PreTrainedModel:
-    """A random causal LM of a family, the same for the same arguments; settings: of its config."""
+    """A random causal LM of a family, the same for the same arguments; settings: of its decoder's config."""
     chosen = MATRIX[family]
     sizes = _SIZES if family in FAMILIES else _FEW_SIZES
-    config = AutoConfig.for_model(chosen.model_type, **{**sizes, **chosen.settings, **settings})
+    decoder = {**sizes, **chosen.settings, **settings}
+    config = AutoConfig.for_model(
+        chosen.model_type, **({"text_config": decoder, **chosen.nested} if chosen.nested else decoder)
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         lm = AutoModelForCausalLM.from_config(config).eval()

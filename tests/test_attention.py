@@ -18,7 +18,7 @@ from replication.stored import StoredKV
 PROMPT = chain([("prefix", (3, 4, 5)), ("passage", (6, 7, 8, 9)), ("passage", (10, 11, 2)), ("question", (12, 13))])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gemma3"])
 def test_watching_changes_nothing_and_shares_sum_to_one(tiny, family):
     model, flow = tiny(family), AttentionFlow(PROMPT)
     before = masked_prefill(model, PROMPT, Faults()).logits

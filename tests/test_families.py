@@ -91,7 +91,7 @@ def test_angles_that_no_module_makes_are_refused():
 
 def test_a_prompt_beyond_a_change_of_frequencies_is_refused(tiny):
     model = tiny("phi3-longrope")
-    assert model.context_length == 128 < model.lm.config.max_position_embeddings
+    assert model.context_length == 128 < model.config.max_position_embeddings
     fuse(StoredKV(model, tokens(128, 1), []), Selector(ratio=0))
     with pytest.raises(ReplicationError, match="129 tokens exceed the model's context of 128"):
         fuse(StoredKV(model, tokens(129, 1), []), Selector(ratio=0))
@@ -112,7 +112,7 @@ def test_reuse_knows_no_family():
 def test_a_sliding_layer_reuses_only_what_its_window_sees(tiny, family):
     """Other K and V in its stored tokens change nothing, but for those that the question's window still holds."""
     model, prompt = tiny(family), a_prompt((3, 5 * WINDOW, 2 * WINDOW))
-    kinds = getattr(model.lm.config, "layer_types", None) or ["sliding_attention"] * 4
+    kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * 4
     pieces = [Piece(prefill_chunk(model, s.ids), s.start) for s in prompt.chunks]
     seen_from = prompt.segments[-1].start - WINDOW + 1
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, tiny_lm
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from replication import embedded
 from replication.embedded import EMBEDDED, embedded_directory
@@ -88,6 +88,15 @@ def test_a_model_without_a_list_of_layers_is_refused():
 def test_two_loads_have_one_fingerprint(saved):
     assert load_model(str(saved)).fingerprint == load_model(str(saved)).fingerprint
     assert load_model(str(saved)).fingerprint == wrap("another name", tiny_lm("llama")).fingerprint
+
+
+def test_a_config_inside_another_is_the_same_once_saved(tmp_path):
+    lm = tiny_lm("gemma3")
+    lm.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.text_config.dtype != lm.config.text_config.dtype
+    assert wrap("tiny", loaded).fingerprint == wrap("tiny", lm).fingerprint
+    assert wrap("tiny", tiny_lm("gemma3", rms_norm_eps=0.5)).fingerprint != wrap("tiny", lm).fingerprint
 
 
 def test_two_loads_of_the_real_model_have_one_fingerprint(smollm2):

@@ -115,7 +115,7 @@ class Chunks:
 
 
 def _bos(model: Model) -> tuple[int, ...]:
-    token = model.lm.config.bos_token_id
+    token = model.config.bos_token_id
     if token is None:
         raise ReplicationError(f"{model.name} has no BOS token, behind which chunks could be prefilled")
     return (token,)

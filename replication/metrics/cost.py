@@ -9,7 +9,7 @@ from replication.model import Model
 def operations(model: Model, report: Report) -> float:
     """Floating-point operations of a prefill: matrix products of the computed rows, their attention over earlier
     tokens, K and V of the rows that a check layer projected but did not keep, and the prefills that scouted for it."""
-    config = model.lm.config
+    config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_weights = 2 * config.hidden_size * getattr(config, "num_key_value_heads", heads) * head_dim
