@@ -80,7 +80,12 @@ _EXACT = {
         "gpt_neox",
         {"rope_parameters": _rope(partial_rotary_factor=0.5)},
     ),
-    "phi3": Family("Phi-3", "one projection for Q, K and V; rotary on part", "phi3", {"partial_rotary_factor": 0.5}),
+    "phi3": Family(
+        "Phi-3",
+        "one projection for Q, K and V; rotary on part; sliding window in all layers",
+        "phi3",
+        {"partial_rotary_factor": 0.5, "sliding_window": WINDOW},
+    ),
     "smollm3": Family(
         "SmolLM3",
         "layers without rotary",
@@ -234,7 +239,7 @@ MATRIX = _EXACT | _REFUSED
 FAMILIES, REFUSED = tuple(_EXACT), tuple(_REFUSED)
 # every method runs on these each time, and one of each kind on the others: a method knows no family
 CORE = FAMILIES[:8]
-SLIDING = ("mistral", "gemma3_text", "gemma3", "gemma2", "gpt_oss")
+SLIDING = ("mistral", "gemma3_text", "gemma3", "phi3", "gemma2", "gpt_oss")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
