@@ -97,7 +97,7 @@ def prompts(
     """What the variant fuses, and the prompt whose full prefill it should equal."""
     if variant.bos is not None:
         style = replace(style, bos=variant.bos)
-    whole = build_prompt(example.passages, example.question, model.tokenizer, style, model.context_length)
+    whole = build_prompt(example.passages, example.question, model.tokenizer, style, model.context)
     *context, question = [(s.kind, s.ids) for s in whole.segments]
     if variant.bos_kept:
         context = [(kind, whole.bos + ids if kind == "passage" else ids) for kind, ids in context]

@@ -69,8 +69,7 @@ def load_inputs(config: RagConfig, folder: RunFolder) -> Inputs:
     loaded = load(config.dataset, config.n, config.seed, config.passages, config.data_dir or None)
     model = load_model(config.model, config.dtype, config.device)
     prompts = [
-        build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context_length)
-        for e in loaded.examples
+        build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context) for e in loaded.examples
     ]
     # the BOS as it was resolved: the setting may leave it to the tokenizer
     identify(folder, {"model": model.weights, "data": loaded.provenance, "bos": list(prompts[0].bos)})

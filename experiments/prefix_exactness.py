@@ -60,7 +60,7 @@ def _compared(config: Config, model: Model, example: RagExample, question: str) 
     """The first token at which each way's greedy tokens part from the cold run's, how near the cold run was to another
     choice there (logits of its first and second), and by how much the logits of the first token differ at most."""
     prompt, earlier = (
-        build_prompt(example.passages, q, model.tokenizer, config.style, model.context_length).ids
+        build_prompt(example.passages, q, model.tokenizer, config.style, model.context).ids
         for q in (example.question, question)
     )
     room = 2 * (len(prompt) + len(earlier)) // config.block_size

@@ -55,9 +55,7 @@ def sweep_inputs(config, model: Model) -> tuple[dict[float, Inputs], dict]:
     arrange = SWEEPS[config.sweep].arrange
     inputs = {}
     for value, found in examples.items():
-        prompts = [
-            build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context_length) for e in found
-        ]
+        prompts = [build_prompt(e.passages, e.question, model.tokenizer, config.style, model.context) for e in found]
         inputs[value] = Inputs(model, found, [arrange(p, value) for p in prompts] if arrange else prompts)
     return inputs, identity
 

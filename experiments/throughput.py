@@ -110,7 +110,7 @@ def run(config: Config, folder: RunFolder) -> None:
         folder, {"kind": "inputs", "model": model.weights, "embedder": embedder.weights, "data": loaded.provenance}
     )
     queries = extended_workload(loaded.examples, embedder, config.top, config.seed)
-    style = (model.tokenizer, config.style, model.context_length)
+    style = (model.tokenizer, config.style, model.context)
     prompts = {q.id: build_prompt(q.passages, q.question, *style) for q in queries}
     cases = _cases(model, prompts, round(config.skip * len(prompts)))
     recalled = {q.id: q.recalled for q in queries}

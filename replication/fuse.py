@@ -234,8 +234,7 @@ def fuse(stored: StoredKV, selector: Selector, truth: DynamicCache | None = None
     model = stored.model
     if selector.check_layer >= len(model.layers):
         raise ReplicationError(f"check layer {selector.check_layer}: the model has layers 0 to {len(model.layers) - 1}")
-    if len(stored.ids) > model.context_length:
-        raise ReplicationError(f"{len(stored.ids)} tokens exceed the model's context of {model.context_length}")
+    model.context.require(len(stored.ids), "shorten the prompt")
     if bool(stored.exact.all()):
         raise ReplicationError("every token is stored, so there is nothing to compute: the question must be fresh")
     fusion = _Fusion(stored, selector, truth)

@@ -58,7 +58,7 @@ def map_reduce(
         maps.append(time.perf_counter() - begun)
         found.append(Passage(passage.title, text))
     begun = time.perf_counter()
-    last = build_prompt(tuple(found), question, model.tokenizer, style, model.context_length)
+    last = build_prompt(tuple(found), question, model.tokenizer, style, model.context)
     prefill = _prefill(model, last)
     ttft = sum(maps) + time.perf_counter() - begun
     text = first_line(generate(model, last.ids, prefill, new_tokens))
@@ -116,7 +116,7 @@ def _judged(
 def _alone(model: Model, passages: tuple[Passage, ...], question: str, style: PromptFormat) -> list[ChunkedPrompt]:
     """The prompt of each passage without the others; where there is none at all, `build_prompt` says what is wrong."""
     groups = [(passage,) for passage in passages] or [()]
-    return [build_prompt(group, question, model.tokenizer, style, model.context_length) for group in groups]
+    return [build_prompt(group, question, model.tokenizer, style, model.context) for group in groups]
 
 
 def _prefill(model: Model, prompt: ChunkedPrompt) -> Prefill:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from replication.context import Context
 from replication.embedded import EMBEDDED, embedded_directory
 from replication.errors import ReplicationError
 from replication.refusals import refused
@@ -56,7 +57,11 @@ class Model:
     @property
     def context_length(self) -> int:
         """Longest prompt in tokens that the model was made for, and whose keys can be moved."""
-        return self.rotation.longest
+        return self.context.tokens
+
+    @property
+    def context(self) -> Context:
+        return Context(self.rotation.longest, self.config.max_position_embeddings)
 
     def tensor(self, ids) -> torch.Tensor:
         """Token ids as a long tensor [1, n] on the model's device."""

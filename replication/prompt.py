@@ -10,6 +10,7 @@ from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
+from replication.context import Context
 from replication.data.example import Passage
 from replication.errors import ReplicationError
 from replication.task import QA, Task
@@ -105,13 +106,13 @@ def build_prompt(
     question: str,
     tokenizer: PreTrainedTokenizerBase,
     style: PromptFormat = PromptFormat(),
-    context_length: int | None = None,
+    context: Context | None = None,
 ) -> ChunkedPrompt:
     """The prompt of one RAG request. Errors: ReplicationError for no passages (use `without_passages` for the
-    no-context control), an empty question, or a prompt longer than `context_length` tokens."""
+    no-context control), an empty question, or a prompt that does not fit into `context`."""
     if not passages:
         raise ReplicationError("the passage list is empty: give at least one passage")
-    return _assemble(passages, question, tokenizer, style, context_length)
+    return _assemble(passages, question, tokenizer, style, context)
 
 
 def without_passages(question: str, tokenizer: PreTrainedTokenizerBase, style: PromptFormat) -> ChunkedPrompt:
@@ -125,7 +126,7 @@ def answer_ids(answer: str, tokenizer: PreTrainedTokenizerBase, style: PromptFor
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPrompt:
+def _assemble(passages, question, tokenizer, style, context) -> ChunkedPrompt:
     if not question.strip():
         raise ReplicationError("the question is empty: give the text of a question")
 
@@ -141,19 +142,13 @@ def _assemble(passages, question, tokenizer, style, context_length) -> ChunkedPr
         if index:
             parts.append(("separator", encode(style.separator)))
         ids = encode(passage_text(passage, style.task), plain=True)
-        if context_length and len(ids) > context_length:
-            raise ReplicationError(
-                f"passage {index + 1} ('{passage.title}') has {len(ids)} tokens, but the model's context is "
-                f"{context_length}: split the passage"
-            )
+        if context:
+            context.require(len(ids), "split the passage", f" of passage {index + 1} ('{passage.title}')")
         parts.append(("passage", ids))
     parts.append(("question", encode(style.task.ask.format(question.strip()), plain=True) + encode(tail)))
     prompt = chain(parts, tuple(bos))
-    if context_length and len(prompt) > context_length:
-        raise ReplicationError(
-            f"the prompt has {len(prompt)} tokens, but the model's context is {context_length}: "
-            "use fewer or shorter passages"
-        )
+    if context:
+        context.require(len(prompt), "use fewer or shorter passages")
     return prompt
 
 

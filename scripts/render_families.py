@@ -48,7 +48,10 @@ def verdict(name: str) -> str:
     assert_full(model, prompt, run(model, "cacheblend-paper", prompt))
     if model.context_length == model.config.max_position_embeddings:
         return "exact"
-    return "exact up to the prompt length at which its frequencies change; longer prompts are refused"
+    return (
+        "exact up to the prompt length at which its frequencies change; longer prompts are refused, since stored keys "
+        "cannot be moved there: it would need keys stored before rotation"
+    )
 
 
 def refusal(name: str) -> tuple[str, str]:

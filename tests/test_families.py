@@ -14,12 +14,15 @@ from prefills import a_prompt, assert_close, backwards, kv, run, tokens, transfo
 from transformers import AutoTokenizer, DynamicCache
 
 from replication import cli
+from replication.caches.prefix import PrefixCache
 from replication.chunk import prefill_chunk
+from replication.data.example import Passage
 from replication.decode import batched
 from replication.embedded import embedded_directory
 from replication.errors import ReplicationError
 from replication.fuse import Prefill, fuse
 from replication.model import wrap
+from replication.prompt import build_prompt
 from replication.refusals import REFUSALS, refused
 from replication.selectors import Selector
 from replication.stored import Piece, StoredKV
@@ -93,8 +96,16 @@ def test_a_prompt_beyond_a_change_of_frequencies_is_refused(tiny):
     model = tiny("phi3-longrope")
     assert model.context_length == 128 < model.config.max_position_embeddings
     fuse(StoredKV(model, tokens(128, 1), []), Selector(ratio=0))
-    with pytest.raises(ReplicationError, match="129 tokens exceed the model's context of 128"):
-        fuse(StoredKV(model, tokens(129, 1), []), Selector(ratio=0))
+    tokenizer = AutoTokenizer.from_pretrained(embedded_directory("smollm2-135m"))
+    long, short = Passage("Long", "word " * 129), Passage("Short", "word " * 9)
+    for ask in (
+        lambda: fuse(StoredKV(model, tokens(129, 1), []), Selector(ratio=0)),
+        lambda: PrefixCache(model, blocks=2).prefill(tokens(129, 1)),
+        lambda: build_prompt((long,), "Why?", tokenizer, context=model.context),
+        lambda: build_prompt((short,) * 9, "Why?", tokenizer, context=model.context),
+    ):
+        with pytest.raises(ReplicationError, match=r"beyond 128 its rotary frequencies change.*stored before rotation"):
+            ask()
 
 
 def test_reuse_knows_no_family():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from replication.context import Context
 from replication.data.example import Passage
 from replication.errors import ReplicationError
 from replication.prompt import (
@@ -243,19 +244,20 @@ def test_an_empty_question_is_refused(smollm2, question):
 
 def test_a_passage_longer_than_the_context_is_named(smollm2):
     passages = (TWO[0], Passage("Long one", "word " * 600))
-    with pytest.raises(ReplicationError, match=r"passage 2 \('Long one'\) has 6\d\d tokens, .* 600: split the passage"):
-        build_prompt(passages, "Why?", smollm2.tokenizer, context_length=600)
+    with pytest.raises(ReplicationError, match=r"6\d\d tokens of passage 2 \('Long one'\) .* 600: split the passage"):
+        build_prompt(passages, "Why?", smollm2.tokenizer, context=Context(600, 600))
 
 
 @given(st.integers(-3, 3))
 @settings(deadline=None, max_examples=7)
 def test_a_prompt_may_fill_the_context_and_no_more(smollm2, spare):
     size = len(build_prompt(TWO, "Why?", smollm2.tokenizer))
+    context = Context(size + spare, size + spare)
     if spare >= 0:
-        assert len(build_prompt(TWO, "Why?", smollm2.tokenizer, context_length=size + spare)) == size
+        assert len(build_prompt(TWO, "Why?", smollm2.tokenizer, context=context)) == size
     else:
-        with pytest.raises(ReplicationError, match=rf"prompt has {size} tokens.*context is {size + spare}: use fewer"):
-            build_prompt(TWO, "Why?", smollm2.tokenizer, context_length=size + spare)
+        with pytest.raises(ReplicationError, match=rf"{size} tokens exceed .*context of {size + spare}: use fewer"):
+            build_prompt(TWO, "Why?", smollm2.tokenizer, context=context)
 
 
 # --- other prompts and answers

@@ -87,8 +87,7 @@ class PrefixCache:
         ids = prompt.ids if isinstance(prompt, ChunkedPrompt) else tuple(prompt)
         if not ids:
             raise ReplicationError("the prompt is empty: give at least one token")
-        if len(ids) > self.model.context_length:
-            raise ReplicationError(f"{len(ids)} tokens exceed the model's context of {self.model.context_length}")
+        self.model.context.require(len(ids), "shorten the prompt")
         begun = time.perf_counter()
         names = self.names.of(ids, salt)
         found = self.pool.match(names)

@@ -144,10 +144,7 @@ def _decode(decoder, prompt: tuple[int, ...], count: int, choose: Callable, eos:
     longest = len(decoder.ids) + len(prompt) + count - 1
     if not prompt or count < 1:
         raise ReplicationError("decoding needs at least one new prompt token and one token to decode")
-    if longest > decoder.model.context_length:
-        raise ReplicationError(
-            f"{longest} tokens exceed the model's context of {decoder.model.context_length}: shorten prompt or count"
-        )
+    decoder.model.context.require(longest, "shorten prompt or count")
     ids, logits, seconds = [], [], []
     pending = prompt
     while True:
