@@ -27,6 +27,8 @@ CHUNKED = [name for name in METHODS if name not in EXACT]
 REUSING = [name for name in CHUNKED if name not in BLENDING]
 # one of each kind, for families beyond those that all methods run on each time
 FEW = ("full", "full-reuse", "first-k", "cacheblend-paper")
+# the one that does most: it taps, writes back and chooses layer by layer
+HKVD_FEW = ("cacheblend-paper",)
 # APE weighs its contexts also where they are a true prefix: only with both settings at 1 is that exact
 NEUTRAL = {"ape": Method("ape", SideBySide(), Selector(ratio=0), Tempered(1, 1))}
 TOLERANCE = 1e-4
@@ -37,10 +39,10 @@ TOKENS = st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=12)
 RATIOS = st.floats(0, 1)
 
 
-def crossed(names, families=FAMILIES) -> list:
-    """Pairs of family and method; those beyond all methods on `CORE` and `FEW` on the others are slow."""
+def crossed(names, families=FAMILIES, core=CORE, few=FEW) -> list:
+    """Pairs of family and method; those beyond all methods on `core` and `few` on the others are slow."""
     return [
-        pytest.param(family, name, marks=() if family in CORE or name in FEW else pytest.mark.slow)
+        pytest.param(family, name, marks=() if family in core or name in few else pytest.mark.slow)
         for family in families
         for name in names
     ]

@@ -11,6 +11,7 @@ from prefills import (
     BLENDING,
     CHUNKED,
     EXACT,
+    HKVD_FEW,
     LENGTHS,
     NEUTRAL,
     RATIOS,
@@ -267,29 +268,27 @@ def test_every_pattern_of_hits(tiny, family, hits):
     assert_close([reuse.logits], [logits])
     assert_close(kv(reuse.cache), kv(cache))
 
-    blends = ("cacheblend-paper", "cacheblend-author", "cacheblend-lmcache", "first-k")
-    for name in blends if family in CORE else blends[:1]:
-        result = run(model, name, prompt, 1.0, store)
-        assert result.report.reused == found
-        assert_full(model, prompt, result)
+    result = run(model, "cacheblend-paper", prompt, 1.0, store)
+    assert result.report.reused == found
+    assert_full(model, prompt, result)
 
 
-@pytest.mark.parametrize("hits", list(product([True, False], repeat=3)))
-@pytest.mark.parametrize("name", CHUNKED)
-def test_every_method_with_every_pattern_of_hits(tiny, name, hits):
+@pytest.mark.parametrize(("family", "name"), crossed(CHUNKED, core=("llama",), few=HKVD_FEW))
+def test_every_method_with_every_pattern_of_hits(tiny, family, name):
     """The earlier request had the prefix and some of the passages."""
-    model, prompt, store = tiny("llama"), a_prompt((5, 6, 3, 9)), MemoryStore()
+    model, prompt = tiny(family), a_prompt((5, 6, 3, 9))
     passages = [s for s in prompt.segments if s.kind == "passage"]
-    kept = [s.ids for s, hit in zip(passages, hits, strict=True) if hit]
-    earlier = chain([("prefix", prompt.prefix_ids), *[("passage", ids) for ids in kept], ("question", (2,))])
-    make_method(name).learn(model, backwards(earlier), store)
-    for ratio in (0.3, 1.0):
-        result = run(model, name, prompt, ratio, store)
-        assert result.report.reused == 5 + sum(map(len, kept))
-        if name in REUSING:
-            assert result.report.rows == [len(prompt) - result.report.reused] * 4
-        elif ratio == 1.0:
-            assert_full(model, prompt, result)
+    for hits in product([True, False], repeat=3):
+        kept, store = [s.ids for s, hit in zip(passages, hits, strict=True) if hit], MemoryStore()
+        earlier = chain([("prefix", prompt.prefix_ids), *[("passage", ids) for ids in kept], ("question", (2,))])
+        make_method(name).learn(model, backwards(earlier), store)
+        for ratio in (0.3, 1.0):
+            result = run(model, name, prompt, ratio, store)
+            assert result.report.reused == 5 + sum(map(len, kept))
+            if name in REUSING:
+                assert result.report.rows == [len(prompt) - result.report.reused] * 4
+            elif ratio == 1.0:
+                assert_full(model, prompt, result)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -328,10 +327,7 @@ def test_a_stored_chunk_is_its_isolated_prefill(tiny):
             assert request.ids[piece.target : piece.stop] == piece.chunk.ids
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [*(("mistral", name) for name in CHUNKED), *((f, "first-k") for f in FAMILIES if f != "mistral")],
-)
+@pytest.mark.parametrize(("family", "name"), crossed(CHUNKED, core=("mistral",), few=HKVD_FEW))
 def test_requests_repeat_and_leave_the_store_as_it_was(tiny, family, name):
     """The same request three times, and A, B, A, with generation in between."""
     model, a = tiny(family), a_prompt()
@@ -380,12 +376,18 @@ def test_a_directory_gives_the_same_bits_as_memory(tiny, tmp_path):
 # --- who sees whom
 
 
-@pytest.mark.parametrize(("family", "name"), crossed(["first-k", "uniform"]))
+# by places alone; and by more, but not by the question, to which the choice must then be the same
+PLACED = ("first-k", "uniform", "legolink-k", "seam-last-k")
+UNASKED = [n for n in BLENDING if n not in ("random", "oracle-attention", "query-attention", "query-attention-last")]
+
+
+@pytest.mark.parametrize(("family", "name"), crossed(UNASKED, core=("llama",), few=("first-k", *HKVD_FEW)))
 def test_recomputed_rows_see_nothing_later(tiny, family, name):
     """Whatever changes at a token, the KV of all rows before it stays, bit for bit where there are no experts."""
     model, prompt = tiny(family), a_prompt()
     question, last = len(prompt.segments) - 1, len(prompt.segments) - 2
-    for index, at in ((question, 0), (question, 2), (last, 6), (last, 3)):
+    changes = ((question, 0), (question, 2), (last, 6), (last, 3))
+    for index, at in changes if name in PLACED else changes[:2]:
         ids = list(prompt.segments[index].ids)
         ids[at:] = [2 + (i + 1) % (VOCABULARY - 2) for i in ids[at:]]
         changed = replaced(prompt, index, ids)
@@ -401,20 +403,21 @@ def test_recomputed_rows_see_nothing_later(tiny, family, name):
         assert not all_equal(kv(before.cache, slice(row, row + 1)), kv(after.cache, slice(row, row + 1)))
 
 
-@pytest.mark.parametrize("name", ["first-k", "uniform"])
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in SLIDING])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    crossed(BLENDING, [f for f in FAMILIES if f not in SLIDING], core=("llama",), few=("first-k", *HKVD_FEW)),
+)
 def test_recomputed_rows_see_everything_earlier(tiny, family, name):
-    """A change in the first passage reaches the picked rows of the last one and no others."""
+    """A change in the first passage reaches the picked rows behind it and no others."""
     model, prompt = tiny(family), a_prompt()
     changed = replaced(prompt, 1, tokens(LENGTHS[1], 55))
     before, after = run(model, name, prompt, 0.5), run(model, name, changed, 0.5)
-    picked = before.report.selected
-    last = prompt.segments[3]
-    for row in range(last.start, last.stop):
-        same = all_equal(
-            kv(before.cache, slice(row, row + 1), slice(2, None)), kv(after.cache, slice(row, row + 1), slice(2, None))
-        )
-        assert same == (row not in picked)
+    behind = range(prompt.segments[1].stop, prompt.segments[-1].start)
+    picked = {*before.report.selected, *after.report.selected} & {*behind}
+    assert picked
+    for row in behind:
+        rows, last = slice(row, row + 1), slice(-1, None)
+        assert all_equal(kv(before.cache, rows, last), kv(after.cache, rows, last)) == (row not in picked)
 
 
 @pytest.mark.parametrize(("family", "name"), crossed(REUSING))
@@ -672,3 +675,65 @@ def test_real_model_generates_as_without_reuse(smollm2, real_prompt, real_store)
     answer = generated(smollm2, real_prompt, result, 8)
     assert answer == generated_without_reuse(smollm2, real_prompt, 8)
     assert len(set(answer)) > 4
+
+
+def first_quick(names) -> list:
+    """The first of these, and the others as slow."""
+    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
+
+
+@pytest.fixture(scope="module")
+def real_short(real_prompt) -> ChunkedPrompt:
+    """The first tokens of each segment."""
+    return chain((s.kind, s.ids[:6]) for s in real_prompt.segments)
+
+
+@pytest.mark.parametrize("name", first_quick(REAL))
+def test_real_model_one_true_prefix_is_prefix_caching(smollm2, real_short, name):
+    prompt = chain([("passage", real_short.segments[1].ids), ("question", real_short.segments[-1].ids)])
+    result, reference = run(smollm2, name, prompt, 0.3), run(smollm2, "prefix", prompt)
+    assert result.report.rows == reference.report.rows == [6] * 30
+    assert_close([result.logits, *kv(result.cache)], [reference.logits, *kv(reference.cache)])
+
+
+@pytest.mark.parametrize("name", ["naive", "full-reuse"])
+def test_real_model_reuse_has_no_attention_across_chunks(smollm2, real_short, name):
+    changed = replaced(real_short, 1, real_short.segments[1].ids[::-1])
+    before, after = (run(smollm2, name, prompt) for prompt in (real_short, changed))
+    behind = slice(real_short.segments[1].stop, real_short.segments[-1].start)
+    assert all_equal(kv(before.cache, behind), kv(after.cache, behind))
+    assert not torch.equal(before.logits, after.logits)
+
+
+@pytest.mark.parametrize("name", first_quick([name for name in REAL if name in UNASKED]))
+def test_real_model_recomputed_rows_are_causal(smollm2, real_short, name):
+    """The question reaches no row before it; the first passage reaches, in the last layer, the picked ones behind."""
+    prompts = [real_short, *(replaced(real_short, i, real_short.segments[i].ids[::-1]) for i in (4, 1))]
+    result, asked, other = (run(smollm2, name, prompt, 0.5) for prompt in prompts)
+    start = real_short.segments[-1].start
+    assert asked.report.selected == result.report.selected
+    assert all_equal(kv(result.cache, slice(start)), kv(asked.cache, slice(start)))
+    picked = {*result.report.selected, *other.report.selected}
+    for row in range(real_short.segments[1].stop, start):
+        rows, last = slice(row, row + 1), slice(-1, None)
+        assert all_equal(kv(result.cache, rows, last), kv(other.cache, rows, last)) == (row not in picked)
+
+
+def test_real_model_every_pattern_of_hits(smollm2, real_short):
+    prompt = chain((s.kind, s.ids) for s in real_short.segments[1:])
+    alone = [Piece(prefill_chunk(smollm2, s.ids), s.start) for s in prompt.chunks]
+    full = [transformers_logits(smollm2, prompt.ids)[-1], *kv(transformers_cache(smollm2, prompt.ids))]
+    for hits in product([True, False], repeat=3):
+        pieces = [piece for piece, hit in zip(alone, hits, strict=True) if hit]
+        reuse = fuse(StoredKV(smollm2, prompt.ids, pieces), HKVD(0))
+        assert reuse.report.rows == [len(prompt) - 6 * sum(hits)] * 30
+        blend = fuse(StoredKV(smollm2, prompt.ids, pieces), HKVD(1.0))
+        assert blend.report.reused == 6 * sum(hits)
+        assert_close([blend.logits, *kv(blend.cache)], full)
+
+
+@pytest.mark.parametrize("name", first_quick(REAL))
+def test_real_model_cache_length_while_decoding(smollm2, real_short, name):
+    result = run(smollm2, name, real_short, 0.15)
+    assert result.cache.get_seq_length() == len(real_short)
+    assert len(decode(smollm2, result.cache, (5, 6, 7))) == 3
