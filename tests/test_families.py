@@ -184,7 +184,7 @@ def test_what_is_no_batch_is_refused(tiny):
 
 # one projection and part of a head rotated; soft cap and window; experts. The others take minutes together
 COMMANDED = ("phi3", "gemma2", "mixtral")
-SMALL = ["n=1", "passages=2", "timed=1", "rounds=1", "curves=cacheblend-paper", "ratios=0.15,1", "points="]
+SMALL = ["n=1", "passages=2", "timed=1", "rounds=1", "ratios=0.15,1", "point_ratios=0.15"]
 
 
 @pytest.mark.parametrize("family", [f if f in COMMANDED else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
