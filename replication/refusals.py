@@ -49,7 +49,7 @@ REFUSALS = {
     ),
     "moved-key": Refusal(
         "in layer {layer} a moved key differs from the key computed at the new position",
-        "its layout of rotary pairs in `replication/rotary.py`",
+        "its layout of rotary pairs, cos and sin in `replication/rotary.py`",
     ),
     "length": Refusal(
         "beyond `max_position_embeddings` its rotary frequencies change with every prompt length (dynamic NTK), so a "
@@ -58,8 +58,8 @@ REFUSALS = {
         "exact",
     ),
     "own-attention": Refusal(
-        "layer {layer} attends by code of its own, not through transformers' attention interface (an ALiBi bias, for "
-        "one), so that attention over chosen rows cannot be put there",
+        "layer {layer} attends by code of its own, not through transformers' attention interface, so that attention "
+        "over chosen rows cannot be put there",
         "a version of the model in transformers that uses the interface",
     ),
 }

@@ -37,22 +37,27 @@ class RotaryCall:
 
 
 def _rotate(keys: torch.Tensor, first: slice, second: slice, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate pairs in place: the elements `first` of each key [heads, n, head dim] with the elements `second`, by the
+    angles of cos and sin [n, pairs]."""
     old = keys.clone()
     keys[..., first].mul_(cos).addcmul_(old[..., second], sin, value=-1)
     keys[..., second].mul_(cos).addcmul_(old[..., first], sin)
 
 
 def _halves(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """An element of the first half of the rotary dims pairs with its like in the second; cos and sin hold both."""
     half = cos.shape[-1] // 2
     _rotate(keys, slice(0, half), slice(half, 2 * half), cos[:, :half], sin[:, :half])
 
 
 def _pairs(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Neighbours pair; cos and sin are those of all pairs, twice one after the other."""
     half = cos.shape[-1] // 2
     _rotate(keys, slice(0, 2 * half, 2), slice(1, 2 * half, 2), cos[:, :half], sin[:, :half])
 
 
 def _pairs_repeated(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Neighbours pair; cos and sin are those of each pair, twice side by side."""
     _rotate(keys, slice(0, cos.shape[-1], 2), slice(1, cos.shape[-1], 2), cos[:, ::2], sin[:, ::2])
 
 
@@ -67,7 +72,13 @@ def _unrotated(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None
 
 
 Layout = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-LAYOUTS: tuple[Layout, ...] = (_unrotated, _halves, _pairs, _pairs_repeated, _halves_given_once)
+LAYOUTS: tuple[Layout, ...] = (
+    _unrotated,  # models leave rotary out of some layers
+    _halves,  # what transformers' rotary modules are made for
+    _pairs,  # the same modules, where the weights are those of paired neighbours
+    _pairs_repeated,  # modules made for neighbours
+    _halves_given_once,  # modules that make no angle twice
+)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,14 @@ TEXT = """# Model families
 On which decoders of transformers chunk reuse is exact, and which are refused at load. *Exact* means that keys moved to
 another position equal those that the model computes there, and that a blend with everything recomputed equals the
 model's own full prefill, logits and KV (fp32, tolerance 1e-4), beyond a sliding window too; with less recomputed it
-equals a dense reference that shares no code with it.
+equals a dense reference that shares none of the fusion.
 
 Nothing is decided by name: a model is asked when it is loaded (`replication/rotary_proof.py`), so one that is not
 listed works too, or is refused with its reason (`replication/refusals.py`). The tables are made by
 `python scripts/render_families.py` from tiny random models (`tests/families.py`), on which the tests run every
-invariant with every method, rarer pairs by `bash scripts/test.sh -m slow tests/test_fuse.py tests/test_families.py`.
+invariant: in every family with `cacheblend-paper` at least, or with `full-reuse` where it is about reuse alone, and
+with all methods that it is about by `bash scripts/test.sh -m slow tests/test_fuse.py tests/test_families.py`. Only that
+recomputed rows see *all* earlier tokens is left to families without a sliding window, which hides some.
 None of the exact ones needs an option beyond its directory or hub id:
 
     python -m replication run quality_vs_ttft --model DIRECTORY_OR_ID

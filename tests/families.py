@@ -209,6 +209,7 @@ _REFUSED = {
     "mpt": Family("MPT", "ALiBi", "mpt"),
     "falcon-alibi": Family("Falcon-RW", "ALiBi", "falcon", {"alibi": True}),
     "falcon": Family("Falcon", "rotary", "falcon"),
+    "gptj": Family("GPT-J", "rotary on neighbouring pairs, sin given before cos", "gptj", {"rotary_dim": 4}),
     "llama-dynamic": Family(
         "Llama, dynamic NTK",
         "frequencies that follow the length",

@@ -1,4 +1,4 @@
-"""Invariants of fused prefill: against transformers itself, and against a dense reference that shares no code."""
+"""Invariants of fused prefill: against transformers itself, and a dense reference that shares none of the fusion."""
 
 from itertools import permutations, product
 
