@@ -135,7 +135,7 @@ _EXACT = {
         "the decoder of the smaller ones inside a model with a vision tower, for prompts of text",
         "gemma3",
         _GEMMA3,
-        {"vision_config": _VISION, "mm_tokens_per_image": 4, "tie_word_embeddings": False},
+        {"vision_config": _VISION, "mm_tokens_per_image": 4, "tie_word_embeddings": False, "initializer_range": 0.2},
     ),
     "qwen3": Family("Qwen3", "norms on Q and K", "qwen3"),
     "gemma2": Family(
