@@ -122,7 +122,8 @@ def _scale_without_naive(axis, estimates: list[tuple[str, dict | None]]) -> None
     if naive > top > 0:
         label, colour, _ = STYLE["naive"]
         axis.set_ylim(top=top)
-        axis.text(0.98, 0.96, f"{label}: {naive:.2f}", transform=axis.transAxes, ha="right", va="top", color=colour)
+        place = {"transform": axis.transAxes, "ha": "right", "va": "top", "backgroundcolor": "white"}
+        axis.text(0.98, 0.96, f"{label}: {naive:.2f}", color=colour, **place)
 
 
 def _ticks(axis, summary: dict) -> None:
