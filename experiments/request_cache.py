@@ -32,8 +32,9 @@ SURVIVALS = 8
 @dataclass(frozen=True)
 class Config(RagConfig):
     """lengths: context in tokens at which `steps` decode steps are timed, `rounds` times. chats of `turns` turns with
-    replies of at most `reply` tokens. windows: texts of `context` tokens whose next `continuation` tokens are decoded
-    from each kind of cache. Every dtype of `dtypes` is measured, `dtype` is not used."""
+    replies of at most `reply` tokens; none (`chats=0`) for a model without a chat template. windows: texts of `context`
+    tokens whose next `continuation` tokens are decoded from each kind of cache. Every dtype of `dtypes` is measured,
+    `dtype` is not used."""
 
     n: int = 60
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
@@ -48,10 +49,12 @@ class Config(RagConfig):
     continuation: int = 32
 
     def __post_init__(self):
-        require_positive(self, "n", "rounds", "steps", "chats", "turns", "reply", "windows", "context", "continuation")
+        require_positive(self, "n", "rounds", "steps", "turns", "reply", "windows", "context", "continuation")
         require_dtypes(self.dtypes)
         if len(self.lengths) < 2 or min(self.lengths) < 1 or list(self.lengths) != sorted(set(self.lengths)):
             raise ReplicationError("lengths must be two or more, rising: growth is what is measured")
+        if self.chats < 0:
+            raise ReplicationError(f"chats must be 0 or more, not {self.chats}")
         if self.n < self.chats * self.turns:
             raise ReplicationError(f"{self.chats} chats of {self.turns} turns need n = {self.chats * self.turns}")
         if self.context % GROUP or self.continuation < 2:
@@ -89,6 +92,8 @@ def _text(config: Config, model: Model, loaded: Loaded) -> tuple[int, ...]:
 
 def _conversations(config: Config, model: Model, examples: list[RagExample]) -> list[list[str]]:
     """What the user says in each chat: passages with their questions, and a last word after the edit."""
+    if config.chats and not model.tokenizer.chat_template:
+        raise ReplicationError("this model has no chat template: set chats=0, or take an instruction-tuned one")
     texts = [f"{passage_text(e.passages[0])}{e.question}" for e in examples]
     chats = [[*texts[i * config.turns : (i + 1) * config.turns], "Go on."] for i in range(config.chats)]
     for said in chats:

@@ -27,7 +27,10 @@ def request_cache_figure(folder: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(13, 9.6), layout="constrained")
     _times(axes[0, 0], summary["places"])
     _bytes(axes[0, 1], summary["places"])
-    _chat(axes[1, 0], summary["chat"])
+    if summary["chat"]:
+        _chat(axes[1, 0], summary["chat"])
+    else:
+        axes[1, 0].remove()
     _kinds(axes[1, 1], summary["quantized"])
     figure.suptitle(f"{folder.parts[-3]} on {folder.parts[-1]}: the KV cache of one request")
     save(figure, folder)

@@ -28,7 +28,7 @@ def summarise(records: list[dict], config) -> dict:
         "survival_error": max(abs(r["held"] - (r["prompt"] + r["generated"] - 1)) for r in survivals),
         "chat": {
             dtype: _chat([r for r in records if r["kind"] == "turn" and r["dtype"] == dtype], config)
-            for dtype in config.dtypes
+            for dtype in (config.dtypes if config.chats else ())
         },
         "quantized": {dtype: _quantized([r for r in records if r.get("dtype") == dtype]) for dtype in config.dtypes},
         "problems": {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs into .venv what is missing there, then runs the tests. Arguments go to pytest, e.g. -m slow
+# Installs into .venv what is missing there, then runs the tests. Arguments go to pytest, e.g. -m slow or -m gemma
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

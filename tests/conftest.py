@@ -8,6 +8,7 @@ import torch
 from families import FAMILIES, SLIDING, VOCABULARY, WINDOW, tiny_lm
 from transformers import AutoTokenizer
 
+from replication.data.mooncake import FILE
 from replication.embedded import embedded_directory
 from replication.model import Model, load_model, wrap
 from replication.runner import run_one
@@ -36,6 +37,20 @@ def tiny_directory(tmp_path_factory) -> str:
     tokenizer = AutoTokenizer.from_pretrained(embedded_directory("smollm2-135m"))
     tiny_lm("llama", vocab_size=len(tokenizer), max_position_embeddings=4096).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def trace_dir(tmp_path_factory) -> str:
+    """A directory with a trace of four requests, in Mooncake's format."""
+    folder = tmp_path_factory.mktemp("trace")
+    requests = [
+        {"timestamp": 0, "input_length": 1200, "output_length": 100, "hash_ids": [0, 1, 2]},
+        {"timestamp": 3000, "input_length": 1200, "output_length": 100, "hash_ids": [0, 1, 3]},
+        {"timestamp": 9000, "input_length": 1500, "output_length": 600, "hash_ids": [0, 1, 2]},
+        {"timestamp": 9500, "input_length": 300, "output_length": 5, "hash_ids": [4]},
+    ]
+    (folder / FILE).write_text("".join(json.dumps(request) + "\n" for request in requests))
     return str(folder)
 
 

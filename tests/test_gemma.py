@@ -39,7 +39,8 @@ SMALL = {
     ],
     "prefix_copies": [*FEW, "output=2", "lengths=64,128", "rounds=1"],
     "prefix_exactness": [*FEW, "dtypes=float32", "output=4"],
-    "prefix_traffic": [*FEW, "seeds=2", "requests=200"],
+    "prefix_traces": ["capacities=0.4,1"],
+    "prefix_traffic": [*FEW, "seeds=2", "requests=500"],
     "quality": [*FEW, "values=0.15,1", "timed=1", "rounds=1"],
     "quality_vs_ttft": [*FEW, "ratios=0.15,1", "point_ratios=0.15", "timed=1", "rounds=1"],
     "request_cache": [
@@ -47,8 +48,7 @@ SMALL = {
         "lengths=64,128",
         "rounds=1",
         "steps=2",
-        "chats=1",
-        "turns=2",
+        "chats=0",
         "windows=2",
         "context=64",
     ],
@@ -65,16 +65,15 @@ SMALL = {
         "output=2",
     ],
     "ttft": ["dtypes=float32", "lengths=256", "chunk=64", "rounds=1"],
+    "ttft_scaling": ["n=4", "dtypes=bfloat16", "lengths=128,256", "chunk=64", "rounds=1"],
 }
 ELSEWHERE = {
     "lmcache_differences": "LMCache's blender runs Llama and Qwen2 alone",
-    "prefix_traces": "takes no more of a model than its tokenizer and the size of its KV",
     "prompt_cost": "the provider's model",
     "response_cache": "no model",
     "semantic_cache": "a model of embeddings",
     "semantic_index": "a model of embeddings",
     "serving": "needs vLLM servers of the model",
-    "ttft_scaling": "a GPU's lengths",
 }
 
 
@@ -84,8 +83,9 @@ def test_every_experiment_is_here_or_says_why_not():
 
 @pytest.mark.gemma
 @pytest.mark.parametrize("name", SMALL)
-def test_an_experiment_runs_on_gemma(name, tmp_path):
-    assert cli.main(["run", name, "--model", MODEL, "--out", str(tmp_path), "--set", *SMALL[name]]) == 0
+def test_an_experiment_runs_on_gemma(name, tmp_path, trace_dir):
+    where = ["--model", MODEL, "--data-dir", trace_dir, "--out", str(tmp_path)]
+    assert cli.main(["run", name, *where, "--set", *SMALL[name]]) == 0
     (summary,) = tmp_path.glob(f"{MODEL}/{name}/*/summary.json")
     assert json.loads(summary.read_text())
     assert summary.with_name("figure.png").stat().st_size > 10_000

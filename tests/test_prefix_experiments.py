@@ -1,6 +1,5 @@
-"""The prefix cache's experiments on a tiny model, resumed, and the trace that one of them replays."""
+"""The prefix cache's experiments on a tiny model, resumed, and a trace that one of them replays."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -12,20 +11,6 @@ from replication.data.mooncake import FILE, load_trace
 from replication.errors import ReplicationError
 from replication.records import RunFolder, without_seconds
 from replication.runner import check_runs, recorded, result_folder, run_one
-
-TRACE = [
-    {"timestamp": 0, "input_length": 1200, "output_length": 100, "hash_ids": [0, 1, 2]},
-    {"timestamp": 3000, "input_length": 1200, "output_length": 100, "hash_ids": [0, 1, 3]},
-    {"timestamp": 9000, "input_length": 1500, "output_length": 600, "hash_ids": [0, 1, 2]},
-    {"timestamp": 9500, "input_length": 300, "output_length": 5, "hash_ids": [4]},
-]
-
-
-@pytest.fixture(scope="module")
-def trace_dir(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("trace")
-    (folder / FILE).write_text("".join(json.dumps(row) + "\n" for row in TRACE))
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

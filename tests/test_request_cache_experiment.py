@@ -1,6 +1,8 @@
 """The experiment on per-request caches from config to figure on a tiny model, and the arithmetic of its summary."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,6 +79,24 @@ def test_the_summarys_arithmetic(config, finished):
     assert summary["growth"]["float32"]["with"]["median"] == 0
 
 
+def test_a_model_without_a_chat_template_is_measured_without_chats(config, finished, tmp_path):
+    folder = tmp_path / "base"
+    shutil.copytree(config.model, folder)
+    (folder / "chat_template.jinja").unlink()
+    base = replace(config, model=str(folder))
+    with pytest.raises(ReplicationError, match="no chat template: set chats=0"):
+        run_one("request_cache", base, tmp_path)
+    base = replace(base, chats=0)
+    begun = RunFolder(tmp_path / "runs" / "base" / "request_cache" / "synthetic", recorded(base))
+    for record in RunFolder(finished, recorded(config)).records:
+        if record["kind"] != "turn":
+            begun.append(record)
+    run_one("request_cache", base, tmp_path / "runs")
+    whole, summary = (json.loads((path / "summary.json").read_text()) for path in (finished, begun.path))
+    assert summary == {**whole, "chat": {}}
+    assert (begun.path / "figure.png").stat().st_size > 10_000
+
+
 def test_weights_that_a_step_reads(smollm2, tiny):
     """SmolLM2's embedding is its head; of the tiny one's own embedding a step reads one row."""
     assert weight_bytes(smollm2) == 134_515_008 * 4
@@ -97,6 +117,7 @@ def test_memory_moves_at_a_possible_speed():
         ({"lengths": (512, 256)}, "rising"),
         ({"lengths": (512,)}, "two or more"),
         ({"turns": 30}, "need n = 90"),
+        ({"chats": -1}, "chats must be 0 or more"),
         ({"context": 100}, "multiple of 64"),
         ({"continuation": 1}, "continuation 2 or more"),
         ({"rounds": 0}, "rounds must be at least 1"),
