@@ -168,9 +168,9 @@ def all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float = TOLERANCE) -> None:
     for x, y in zip(actual, expected, strict=True):
-        torch.testing.assert_close(x, y, atol=TOLERANCE, rtol=TOLERANCE)
+        torch.testing.assert_close(x.cpu(), y.cpu(), atol=tolerance, rtol=tolerance)
 
 
 def assert_identical(a: Prefill, b: Prefill) -> None:
@@ -189,7 +189,7 @@ def stored_tensors(store: MemoryStore) -> list[torch.Tensor]:
 
 
 def digest(store: MemoryStore) -> str:
-    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in stored_tensors(store))).hexdigest()
+    return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in stored_tensors(store))).hexdigest()
 
 
 @torch.inference_mode()

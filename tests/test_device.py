@@ -2,17 +2,28 @@
 
 import functools
 import os
+from itertools import product
 from types import SimpleNamespace
 
 import elsewhere
 import pytest
 import torch
 from conftest import FAMILIES, tiny_lm
+from invariants import (
+    assert_a_pattern_of_hits_works,
+    assert_moved_keys_are_those_of_the_new_place,
+    assert_no_attention_across_chunks,
+    assert_one_true_prefix_is_exact,
+    assert_requests_repeat_and_leave_the_store,
+    assert_rows_see_nothing_later,
+)
 from prefills import (
     BLENDING,
     EXACT,
-    TOLERANCE,
+    FEW,
     a_prompt,
+    assert_close,
+    assert_full,
     backwards,
     kv,
     learned,
@@ -66,20 +77,6 @@ def model_on(device: str, family: str, dtype: str = "float32") -> Model:
 def store_on(device: str) -> MemoryStore:
     """What every method keeps of a request on the tiny Llama."""
     return learned(model_on(device, "llama"), a_prompt())
-
-
-def here(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [t.cpu().float() for t in tensors]
-
-
-def assert_close(actual, expected, tolerance: float = TOLERANCE) -> None:
-    for x, y in zip(here(actual), here(expected), strict=True):
-        torch.testing.assert_close(x, y, atol=tolerance, rtol=tolerance)
-
-
-def assert_full(model: Model, prompt, result) -> None:
-    assert_close([result.logits], [transformers_logits(model, prompt.ids)[-1]])
-    assert_close(kv(result.cache), kv(transformers_cache(model, prompt.ids)))
 
 
 def test_what_is_pretended_refuses_tensors_of_two_devices():
@@ -137,6 +134,39 @@ def test_chunks_come_back_from_host_memory_and_files(device, family, tmp_path):
             assert all(t.is_pinned() for t in kept) == (model.device.type == "cuda")
     for other in found[1:]:
         assert_close([other.logits, *kv(other.cache)], [found[0].logits, *kv(found[0].cache)], 0)
+
+
+# --- what `test_fuse` and `test_rotary` assert of every family on the CPU
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_moved_keys_are_those_of_the_new_place(device, family):
+    assert_moved_keys_are_those_of_the_new_place(model_on(device, family))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_one_true_prefix_is_exact_prefix_caching(device, name):
+    assert_one_true_prefix_is_exact(model_on(device, "llama"), name)
+
+
+@pytest.mark.parametrize("hits", list(product([True, False], repeat=3)))
+def test_every_pattern_of_hits(device, hits):
+    assert_a_pattern_of_hits_works(model_on(device, "llama"), hits)
+
+
+def test_requests_repeat_and_leave_the_store_as_it_was(device):
+    assert_requests_repeat_and_leave_the_store(model_on(device, "llama"), "cacheblend-paper")
+
+
+def test_recomputed_rows_see_nothing_later(device):
+    assert_rows_see_nothing_later(model_on(device, "llama"), "uniform")
+
+
+def test_reuse_has_no_attention_across_chunks(device):
+    assert_no_attention_across_chunks(model_on(device, "llama"), "full-reuse")
+
+
+# --- what goes on from there
 
 
 def test_the_prefix_cache_hits(device):

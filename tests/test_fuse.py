@@ -7,6 +7,13 @@ import torch
 from families import CORE, EXPERTS, FAMILIES, SLIDING, VOCABULARY, WINDOW, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariants import (
+    assert_a_pattern_of_hits_works,
+    assert_no_attention_across_chunks,
+    assert_one_true_prefix_is_exact,
+    assert_requests_repeat_and_leave_the_store,
+    assert_rows_see_nothing_later,
+)
 from prefills import (
     BLENDING,
     CHUNKED,
@@ -24,7 +31,6 @@ from prefills import (
     assert_full,
     assert_identical,
     backwards,
-    behind_prefix,
     crossed,
     decode,
     digest,
@@ -117,16 +123,7 @@ def test_beyond_the_sliding_window(tiny, family, name):
 
 @pytest.mark.parametrize(("family", "name"), crossed(METHODS))
 def test_one_true_prefix_is_exact_prefix_caching(tiny, family, name):
-    model, prompt = tiny(family), chain([("passage", tokens(12, 1)), ("question", tokens(4, 2))])
-    method = NEUTRAL.get(name, make_method(name, 0.3))
-    result, reference = run_method(model, method, prompt), run(model, "prefix", prompt)
-    assert_close([result.logits], [reference.logits])
-    assert_close(kv(result.cache), kv(reference.cache))
-    assert_full(model, prompt, result)
-    if name != "full":
-        assert result.report.rows == reference.report.rows == [4] * 4
-        assert result.report.reused == 12
-        assert result.report.selected == []
+    assert_one_true_prefix_is_exact(tiny(family), name)
 
 
 @given(prompts(), prompts(), st.sampled_from(FAMILIES))
@@ -239,38 +236,10 @@ def test_what_the_check_layer_writes_back(tiny, write_back):
 # --- hits and misses
 
 
-@torch.inference_mode()
-def segment_by_segment(model: Model, prompt: ChunkedPrompt, stored: StoredKV) -> tuple[torch.Tensor, DynamicCache]:
-    """Full reuse as one would write it by hand: append what is stored, and run the model on what is not."""
-    cache, covered = DynamicCache(), {p.target for p in stored.pieces}
-    for segment in prompt.segments:
-        if segment.start in covered:
-            for index in range(len(model.layers)):
-                cache.update(*(t[:, :, segment.start : segment.stop] for t in stored.layer(index)), index)
-        else:
-            logits = model.lm(input_ids=model.tensor(segment.ids), cache=cache, use_cache=True).logits[0, -1]
-    return logits, cache
-
-
 @pytest.mark.parametrize("hits", list(product([True, False], repeat=3)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_pattern_of_hits(tiny, family, hits):
-    model, prompt = tiny(family), a_prompt((6, 3, 9))
-    chunks = [s for s, hit in zip(prompt.chunks, hits, strict=True) if hit]
-    store = filled(model, *(chain([("passage", s.ids), ("question", (2,))]) for s in chunks))
-    found = sum(len(s.ids) for s in chunks)
-
-    reuse = run(model, "full-reuse", prompt, store=store)
-    assert reuse.report.reused == found
-    assert reuse.report.rows == [len(prompt) - found] * 4
-    pieces = [Piece(prefill_chunk(model, s.ids), s.start) for s in chunks]
-    logits, cache = segment_by_segment(model, prompt, StoredKV(model, prompt.ids, pieces))
-    assert_close([reuse.logits], [logits])
-    assert_close(kv(reuse.cache), kv(cache))
-
-    result = run(model, "cacheblend-paper", prompt, 1.0, store)
-    assert result.report.reused == found
-    assert_full(model, prompt, result)
+    assert_a_pattern_of_hits_works(tiny(family), hits)
 
 
 @pytest.mark.parametrize(("family", "name"), crossed(CHUNKED, core=("llama",), few=HKVD_FEW))
@@ -329,22 +298,7 @@ def test_a_stored_chunk_is_its_isolated_prefill(tiny):
 
 @pytest.mark.parametrize(("family", "name"), crossed(CHUNKED, core=("mistral",), few=HKVD_FEW))
 def test_requests_repeat_and_leave_the_store_as_it_was(tiny, family, name):
-    """The same request three times, and A, B, A, with generation in between."""
-    model, a = tiny(family), a_prompt()
-    b = a.reordered([2, 0, 1])
-    store = learned(model, a, b)
-    before = digest(store)
-    first = [run(model, name, a, 0.4, store) for _ in range(3)]
-    for repeat in first[1:]:
-        assert_identical(repeat, first[0])
-        assert repeat.report.selected == first[0].report.selected
-    kept = [t.clone() for t in kv(first[0].cache)]
-    decode(model, first[1].cache, tokens(3, 7))
-    other = run(model, name, b, 0.4, store)
-    decode(model, other.cache, tokens(3, 8))
-    assert_identical(run(model, name, a, 0.4, store), first[0])
-    assert all_equal(kv(first[0].cache), kept)
-    assert digest(store) == before
+    assert_requests_repeat_and_leave_the_store(tiny(family), name)
 
 
 @pytest.mark.parametrize("name", ["prefix-same-order", *CHUNKED])
@@ -376,31 +330,14 @@ def test_a_directory_gives_the_same_bits_as_memory(tiny, tmp_path):
 # --- who sees whom
 
 
-# by places alone; and by more, but not by the question, to which the choice must then be the same
-PLACED = ("first-k", "uniform", "legolink-k", "seam-last-k")
+# those whose choice does not depend on the question
 UNASKED = [n for n in BLENDING if n not in ("random", "oracle-attention", "query-attention", "query-attention-last")]
 
 
 @pytest.mark.parametrize(("family", "name"), crossed(UNASKED, core=("llama",), few=("first-k", *HKVD_FEW)))
 def test_recomputed_rows_see_nothing_later(tiny, family, name):
-    """Whatever changes at a token, the KV of all rows before it stays, bit for bit where there are no experts."""
-    model, prompt = tiny(family), a_prompt()
-    question, last = len(prompt.segments) - 1, len(prompt.segments) - 2
-    changes = ((question, 0), (question, 2), (last, 6), (last, 3))
-    for index, at in changes if name in PLACED else changes[:2]:
-        ids = list(prompt.segments[index].ids)
-        ids[at:] = [2 + (i + 1) % (VOCABULARY - 2) for i in ids[at:]]
-        changed = replaced(prompt, index, ids)
-        row = prompt.segments[index].start + at
-        before, after = run(model, name, prompt, 0.5), run(model, name, changed, 0.5)
-        assert before.report.selected == after.report.selected
-        assert before.report.selected
-        earlier = kv(before.cache, slice(row)), kv(after.cache, slice(row))
-        if family in EXPERTS:  # all rows of an expert are one product, whose rounding depends on their number
-            assert_close(*earlier)
-        else:
-            assert all_equal(*earlier)
-        assert not all_equal(kv(before.cache, slice(row, row + 1)), kv(after.cache, slice(row, row + 1)))
+    # all rows of an expert are one product, whose rounding depends on their number
+    assert_rows_see_nothing_later(tiny(family), name, to_the_bit=family not in EXPERTS)
 
 
 @pytest.mark.parametrize(
@@ -422,18 +359,8 @@ def test_recomputed_rows_see_everything_earlier(tiny, family, name):
 
 @pytest.mark.parametrize(("family", "name"), crossed(REUSING))
 def test_reuse_has_no_attention_across_chunks(tiny, family, name):
-    """Other tokens in one passage leave the KV of the next as it is, and reach the question."""
-    model, prompt = tiny(family), a_prompt((5, 9, 7))
-    for index in (1,) if behind_prefix(name) else (0, 1):
-        changed = replaced(prompt, index, tokens(len(prompt.segments[index].ids), 55))
-        before, after = run(model, name, prompt), run(model, name, changed)
-        behind = slice(prompt.segments[index].stop, prompt.segments[-1].start)
-        assert all_equal(kv(before.cache, behind), kv(after.cache, behind))
-        if family not in SLIDING:  # there the question may be out of reach
-            assert not torch.equal(before.logits, after.logits)
-        full = [run(model, "first-k", p, 1.0).cache for p in (prompt, changed)]
-        assert all_equal(kv(full[0], behind, slice(1)), kv(full[1], behind, slice(1))), "layer 0 sees no other token"
-        assert not all_equal(kv(full[0], behind), kv(full[1], behind))
+    # with a sliding window the question may be out of reach
+    assert_no_attention_across_chunks(tiny(family), name, in_reach=family not in SLIDING)
 
 
 def test_chunks_behind_the_prefix_see_it_and_nothing_else(tiny):
