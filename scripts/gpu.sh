@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # What a GPU is for: the invariants of fused prefill on it, TTFT from 1,024 to 32,768 tokens in fp16 and bf16, and
-# loading from host memory and files. About 10 minutes on a data-centre GPU, after installing. Results go to runs/gpu,
-# with the device in every provenance.json.
-# Usage: bash scripts/gpu.sh [--device cuda|cpu] [--shape llama-1b|mistral-7b|tiny]
+# loading from host memory and files. About 10 minutes on a data-centre GPU, after installing. Results go to runs/gpu (or
+# --out), with the device in every provenance.json.
+# Usage: bash scripts/gpu.sh [--device cuda|cpu] [--shape llama-1b|mistral-7b|tiny] [--out FOLDER]
 # The model has random weights, because SmolLM2's context ends at 8,192 tokens; its times are those of a trained one.
 # `--device cpu` goes through all of it with a tiny model and short prompts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-device=cuda shape=
+device=cuda shape= out=runs/gpu
 while [ $# -gt 0 ]; do
     case "$1" in
-        --device | --shape)
+        --device | --shape | --out)
             declare "${1#--}=${2:?$1 needs a value}"
             shift 2
             ;;
@@ -56,7 +56,7 @@ if [ ! -f "$model/tokenizer.json" ]; then # it is written last
 fi
 run() { # EXPERIMENT SETTING...
     echo "[gpu] $1"
-    "$python" -m replication run "$1" --model "$model" --device "$device" --out runs/gpu --set "${@:2}"
+    "$python" -m replication run "$1" --model "$model" --device "$device" --out "$out" --set "${@:2}"
 }
 # settings are words
 # shellcheck disable=SC2086
