@@ -22,7 +22,6 @@ from replication.prompt import ChunkedPrompt, answer_ids
 from replication.records import RunFolder
 from replication.runner import check_device, model_source
 from replication.selectors import Selector
-from replication.selectors.hkvd import HKVD
 from replication.stats import mean_ci
 from replication.store import MemoryStore
 from replication.stored import Piece, StoredKV
@@ -99,22 +98,22 @@ def _cells(
     yield "full", make_method("full").prefill(model, prompt, MemoryStore()), {}
 
     for cell, mask in (("lmcache", "position"), ("lmcache mask", "end")):
-        theirs = blender.prefill(prompt.ids, config.ratio, mask)
+        theirs = blender.prefill(prompt.ids, (config.ratio,), mask)
         chosen = set(theirs.report.selected)
         yield cell, theirs, {"chosen": len(chosen), "separators": len(chosen & separators)}
     stored = StoredKV(model, prompt.ids, _pieces(chunks))
     reused = (stored.stored & ~stored.exact).nonzero()[:, 0].tolist()
     budget = len(chosen & set(reused))  # as many stored tokens as LMCache recomputes
-    yield "ours", fuse(stored, _lmcache_selector(budget / len(reused))), {"chosen": budget}
+    yield "ours", _ours(stored, budget / len(reused)), {"chosen": budget}
     yield "naive", fuse(StoredKV(model, prompt.ids, _pieces(chunks), move=False), Selector(ratio=0)), {}
 
     some = {start: chunk for start, chunk in chunks.items() if start != prompt.chunks[config.missing].start}
     _store(blender, some)
     there = {"stored": sum(len(chunk.ids) for chunk in some.values())}
-    theirs = blender.prefill(prompt.ids, config.ratio)
+    theirs = blender.prefill(prompt.ids, (config.ratio,))
     used = sum(len(chunk.ids) for start, chunk in some.items() if start < theirs.report.reused)
     yield "lmcache missing", theirs, there | {"used": used}
-    ours = fuse(StoredKV(model, prompt.ids, _pieces(some)), _lmcache_selector(config.ratio))
+    ours = _ours(StoredKV(model, prompt.ids, _pieces(some)), config.ratio)
     yield "ours missing", ours, there | {"used": ours.report.reused}
 
 
@@ -128,8 +127,8 @@ def _pieces(chunks: dict[int, ChunkKV]) -> list[Piece]:
     return [Piece(chunk, start) for start, chunk in chunks.items()]
 
 
-def _lmcache_selector(ratio: float) -> HKVD:
-    return HKVD(ratio, deviation="K", write_back=False)
+def _ours(stored: StoredKV, ratio: float) -> Prefill:
+    return fuse(stored, make_method("cacheblend-lmcache", ratio).selector)
 
 
 def _lookup(model: Model, blender: LMCacheBlender, prompt: ChunkedPrompt) -> dict:

@@ -7,13 +7,14 @@ from experiments.common import RagConfig, require_positive
 from replication.caches.prefix import PrefixCache
 from replication.errors import ReplicationError
 from replication.fuse import Prefill
+from replication.runner import model_label
 from replication.vllm import VLLM
 
 
 @dataclass(frozen=True)
 class ServingConfig(RagConfig):
-    """url, uncached_url: vLLM servers of this model in this dtype, with prefix caching on, in blocks of `block_size`
-    tokens, and off. blend_url: one with LMCache's blending, or none.
+    """url, uncached_url: vLLM servers of this model in this dtype, as their name (`served`) says, with prefix caching
+    on, in blocks of `block_size` tokens, and off. blend_url: one with LMCache's blending, or none.
 
     counts: `streams` of `requests` prompts of up to `longest` random tokens; each begins as an earlier one, under one
     of `salts` salts. times: prompts of `length` tokens (a shared prefix of `prefix`, chunks of `chunk`, a question of
@@ -51,6 +52,11 @@ class ServingConfig(RagConfig):
     def place(self) -> str:
         return f"{self.dataset}-{self.dtype}"
 
+    @property
+    def served(self) -> str:
+        """The name under which vLLM must serve the model: it tells no dtype otherwise."""
+        return f"{model_label(self.model)}-{self.dtype}"
+
 
 class Servers:
     """The servers that a config names. Errors: ReplicationError for one that is not there, or not as it must be."""
@@ -71,6 +77,11 @@ class Servers:
             )
         longest = max(config.length, config.longest) + config.output
         for server in filter(None, (self.cached, self.uncached, self.blending)):
+            if server.name != config.served:
+                raise ReplicationError(
+                    f"vLLM at {server.url} serves '{server.name}', not '{config.served}': start it with this model, "
+                    f"--dtype {config.dtype} and --served-model-name {config.served}, or set model or dtype"
+                )
             if server.longest < longest:
                 raise ReplicationError(
                     f"vLLM at {server.url} takes {server.longest} tokens, {longest} are needed: raise --max-model-len"

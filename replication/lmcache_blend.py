@@ -6,7 +6,7 @@ loop calls those of transformers, and none of our fusion code.
 """
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -96,15 +96,16 @@ class LMCacheBlender:
         return self.engine.lookup(torch.tensor(ids))
 
     @torch.inference_mode()
-    def prefill(self, ids: tuple[int, ...], ratio: float = 0.15, mask: str = "position") -> Prefill:
+    def prefill(self, ids: tuple[int, ...], ratios: Sequence[float] = (0.15,), mask: str = "position") -> Prefill:
         """What vLLM does with LMCache: blend what is found, then prefill the rest over it.
 
-        ratio: of all tokens found, separators included. mask: which keys a recomputed row sees: those up to its own
-        `position`, or by FlashAttention's causal mask, which LMCache calls and which aligns the last row with the last
-        key (`end`). The report's `selected` are LMCache's indices, separators included.
+        ratios: of all tokens found, separators included, as LMCache takes them: it uses the first alone. mask: which
+        keys a recomputed row sees: those up to its own `position`, or by FlashAttention's causal mask, which LMCache
+        calls and which aligns the last row with the last key (`end`). The report's `selected` are LMCache's indices,
+        separators included.
         """
         found, cache, report = self.found(ids), DynamicCache(), Report()
-        self._blender.common_metadata.recomp_ratios, self._loop.mask = [ratio], mask
+        self._blender.common_metadata.recomp_ratios, self._loop.mask = ratios, mask
         if found:
             tokens, slots = torch.tensor(ids[:found]), torch.arange(found)
             with _cpu_for_cuda():

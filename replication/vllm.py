@@ -35,8 +35,8 @@ class Completion(Greedy):
 
 
 class VLLM:
-    """A running server of one model. version: of vLLM. longest: tokens of prompt and output together.
-    block_size: tokens. caches: whether prefix caching is on.
+    """A running server of one model. name: as it serves it. version: of vLLM. longest: tokens of prompt and output
+    together. block_size: tokens. caches: whether prefix caching is on.
 
     Errors: ReplicationError when no server answers, or it is none of vLLM's.
     """

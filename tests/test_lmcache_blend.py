@@ -14,10 +14,9 @@ from replication.data import load
 from replication.errors import ReplicationError
 from replication.fuse import Prefill, fuse
 from replication.lmcache_blend import LMCacheBlender, join
-from replication.methods import Chunks, Method
+from replication.methods import Chunks, make_method
 from replication.model import Model, load_model, wrap
 from replication.prompt import ChunkedPrompt, build_prompt, chain
-from replication.selectors.hkvd import HKVD
 from replication.store import MemoryStore
 from replication.stored import Piece, StoredKV
 
@@ -56,7 +55,7 @@ def by_lmcache(referee: LMCacheBlender, prompt: ChunkedPrompt, chunks, ratio: fl
     referee.clear()
     for chunk in chunks.values():
         referee.store(chunk)
-    return referee.prefill(prompt.ids, ratio, mask)
+    return referee.prefill(prompt.ids, (ratio,), mask)
 
 
 def separators_of(prompt: ChunkedPrompt, found: int) -> set[int]:
@@ -72,8 +71,7 @@ def ours_at_the_same_budget(model: Model, prompt: ChunkedPrompt, chunks, theirs:
     stored = StoredKV(model, prompt.ids, pieces)
     candidates = (stored.stored & ~stored.exact).nonzero()[:, 0].tolist()
     budget = len(set(theirs.report.selected) & set(candidates))
-    selector = HKVD(budget / max(1, len(candidates)), deviation="K", write_back=False)
-    return fuse(stored, selector)
+    return fuse(stored, make_method("cacheblend-lmcache", budget / max(1, len(candidates))).selector)
 
 
 def zeros(model: Model, ids) -> ChunkKV:
@@ -146,7 +144,7 @@ def test_the_registered_method_chooses_the_same(model, referee):
     prompt = prompt_of([(1050,) * 5, (1002,) * 30, tuple(range(1010, 1030))], referee.separator)
     theirs = by_lmcache(referee, prompt, chunks_of(model, prompt), 0.3)
     chosen = sorted(set(theirs.report.selected) - separators_of(prompt, len(prompt)) - set(range(5)))
-    store, method = MemoryStore(), Method("lmcache", Chunks(), HKVD(len(chosen) / 50, deviation="K", write_back=False))
+    store, method = MemoryStore(), make_method("cacheblend-lmcache", len(chosen) / 50)
     method.learn(model, prompt, store)
     assert method.prefill(model, prompt, store).report.selected == chosen
 
@@ -161,8 +159,16 @@ def test_only_one_check_layer_is_possible(model):
     for chunk in chunks_of(model, prompt).values():
         referee.store(chunk)
     with pytest.raises(RuntimeError, match="size of tensor"):
-        referee.prefill(prompt.ids, 0.3)
+        referee.prefill(prompt.ids, (0.3,))
     referee.close()
+
+
+def test_only_the_first_ratio_is_used(model, referee):
+    """Its configuration takes one for each check layer."""
+    prompt = prompt_of([(1050,) * 5, (1002,) * 30, tuple(range(1010, 1030))], referee.separator)
+    first = by_lmcache(referee, prompt, chunks_of(model, prompt), 0.3).report.selected
+    assert referee.prefill(prompt.ids, (0.3, 0.9)).report.selected == first
+    assert referee.prefill(prompt.ids, (0.9, 0.3)).report.selected != first
 
 
 def test_separators_stay_zero_in_layer_0_even_when_all_is_recomputed(model, referee):

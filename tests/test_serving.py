@@ -145,6 +145,15 @@ def test_a_server_that_was_started_otherwise_is_refused(model, config, tmp_path)
         check_runs([("serving", replace(config, length=5000))], tmp_path)
 
 
+def test_a_server_of_another_model_or_dtype_is_refused(model, config, tmp_path):
+    with pytest.raises(ReplicationError, match=r"serves 'tiny-float32', not 'tiny-bfloat16': .* --dtype bfloat16"):
+        check_runs([("serving", replace(config, dtype="bfloat16"))], tmp_path)
+    other = StandIn(model)
+    other.name = "other-float32"
+    with served(other) as url, pytest.raises(ReplicationError, match="serves 'other-float32', not 'tiny-float32'"):
+        check_runs([("serving", replace(config, blend_url=url))], tmp_path)
+
+
 def test_another_kind_of_server_is_refused(model, monkeypatch):
     with pytest.raises(ReplicationError, match="no server's address"):
         VLLM("127.0.0.1:8011")

@@ -16,11 +16,11 @@ from replication.model import Model
 
 
 class StandIn:
-    """`off_by`: what it adds to every count of cached tokens, to be caught at it."""
+    """It serves in fp32. `off_by`: what it adds to every count of cached tokens, to be caught at it."""
 
     def __init__(self, model: Model, caches: bool = True, block_size: int = 32, off_by: int = 0, longest: int = 4096):
         self.model, self.caches, self.block_size, self.off_by = model, caches, block_size, off_by
-        self.longest = longest
+        self.name, self.longest = f"{model.name}-float32", longest
         self.cache = PrefixCache(model, 512, block_size)
         self.hits = self.calls = 0
 
@@ -51,7 +51,7 @@ class StandIn:
     def page(self, path: str) -> str | None:
         labels = f'block_size="{self.block_size}",enable_prefix_caching="{self.caches}",engine="0"'
         return {
-            "/v1/models": json.dumps({"data": [{"id": "tiny", "max_model_len": self.longest}]}),
+            "/v1/models": json.dumps({"data": [{"id": self.name, "max_model_len": self.longest}]}),
             "/version": json.dumps({"version": "stand-in"}),
             "/metrics": f"# HELP ...\nvllm:cache_config_info{{{labels}}} 1.0\n"
             f'vllm:prefix_cache_hits_total{{engine="0"}} {float(self.hits)}\nprocess_threads 3\n',

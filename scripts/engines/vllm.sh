@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# Installs vLLM into a venv of its own (.venv-vllm, or VLLM_VENV; 3.5 GB), serves SmolLM2-135M on loopback, with prefix
-# caching and without, runs the tests that need it and the experiment `serving` in fp32 and bf16, and ends the servers.
+# Installs vLLM into a venv of its own (.venv-vllm, or VLLM_VENV; 3.5 GB), serves SmolLM2-135M (or MODEL, a short name or
+# a directory) on loopback, with prefix caching and without, runs the tests that need it (with SmolLM2-135M) and the
+# experiment `serving` in fp32 and bf16, and ends the servers. Linux only.
 # Usage: bash scripts/engines/vllm.sh [option of `python -m replication run serving` ...]
 #        bash scripts/engines/vllm.sh serve      only serves, in bf16 (or DTYPE), until Ctrl-C
-# Where there is a CUDA device, vLLM's CUDA build is installed, and LMCache, whose blending a third server has; then
-# `serving` reports how much of the documents it reuses in another order. That part has not been run yet.
+# Where there is a CUDA device, vLLM's CUDA build is installed, and LMCache, whose blending a third server has, in bf16;
+# then `serving` reports how much of the documents it reuses in another order. That part has not been run yet.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+if [ "$(uname)" != Linux ]; then
+    echo "error: this needs Linux; elsewhere, start vLLM yourself and give serving its addresses (--set url=...)" >&2
+    exit 1
+fi
+MODEL=${MODEL:-smollm2-135m}
 venv=${VLLM_VENV:-.venv-vllm}
 work=$(mktemp -d)
 servers=()
@@ -65,7 +71,7 @@ serve() { # NAME DTYPE OPTION...: sets url
     # a session of its own, so that all its processes can be ended together
     VLLM_CPU_KVCACHE_SPACE=2 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 PYTHONPATH=scripts/engines \
         setsid "$venv/bin/python" -m vllm.entrypoints.openai.api_server \
-        --model "$model" --served-model-name smollm2-135m --host 127.0.0.1 --port "$port" --dtype "$dtype" \
+        --model "$model" --served-model-name "$label-$dtype" --host 127.0.0.1 --port "$port" --dtype "$dtype" \
         --max-model-len 4096 --enforce-eager --block-size 32 --enable-prompt-tokens-details \
         --gpu-memory-utilization 0.25 "${@:3}" > "$log" 2>&1 < /dev/null &
     servers+=($!)
@@ -88,7 +94,8 @@ serve_all() { # DTYPE: sets urls, the settings of the experiment
     urls=(url="$url")
     serve "no caching" "$1" --no-enable-prefix-caching
     urls+=(uncached_url="$url")
-    if has_cuda; then
+    # LMCache attends by FlashAttention, which has no fp32
+    if has_cuda && [ "$1" != float32 ]; then
         # LMCache splits prompts at the ids of " # # " less the first one; " # #" would not work without a BOS
         export LMCACHE_ENABLE_BLENDING=True LMCACHE_BLEND_SPECIAL_STR=" # # " LMCACHE_USE_LAYERWISE=True \
             LMCACHE_BLEND_CHECK_LAYERS=1 LMCACHE_BLEND_RECOMPUTE_RATIOS=0.15 LMCACHE_LOCAL_CPU=True \
@@ -101,11 +108,21 @@ serve_all() { # DTYPE: sets urls, the settings of the experiment
 
 bash scripts/install.sh
 install
-model=$(.venv/bin/python -c 'from replication.embedded import embedded_directory as d; print(d("smollm2-135m"))')
+found=$(.venv/bin/python - "$MODEL" << 'EOF_PYTHON'
+import sys
+from replication.errors import ReplicationError
+from replication.runner import model_label, model_source
+try:
+    print(model_source(sys.argv[1]), model_label(sys.argv[1]), sep="\n")
+except ReplicationError as error:
+    sys.exit(f"error: {error}")
+EOF_PYTHON
+)
+{ read -r model; read -r label; } <<< "$found"
 
 if [ "${1:-}" = serve ]; then
     serve_all "${DTYPE:-bfloat16}"
-    echo "[vllm] ready until Ctrl-C: python -m replication run serving --set dtype=${DTYPE:-bfloat16} ${urls[*]}"
+    echo "[vllm] ready until Ctrl-C: python -m replication run serving --model $MODEL --set dtype=${DTYPE:-bfloat16} ${urls[*]}"
     wait
     exit
 fi
@@ -115,11 +132,11 @@ if has_cuda; then
 fi
 for dtype in float32 bfloat16; do
     serve_all "$dtype"
-    if [ "$dtype" = float32 ]; then
+    if [ "$dtype $MODEL" = "float32 smollm2-135m" ]; then
         echo "[vllm] pytest"
         REPLICATION_VLLM="${urls[*]}" .venv/bin/python -m pytest -rs tests/test_vllm.py
     fi
     echo "[vllm] serving, $dtype"
-    .venv/bin/python -m replication run serving --device "$device" "$@" --set "dtype=$dtype" "${urls[@]}"
+    .venv/bin/python -m replication run serving --model "$MODEL" --device "$device" "$@" --set "dtype=$dtype" "${urls[@]}"
     stop
 done
