@@ -127,8 +127,11 @@ EFFECTS = {
     ],
     "answerable": [
         Effect("questions with a gold answer in the four passages", "quality", "answerable.share"),
-        Effect("on these alone, F1 that CacheBlend at 15 % gains over full reuse", "quality", "answerable.gain"),
-        Effect("on these alone, likelihood that it gains, nats a token", "quality", "answerable.nll_gain"),
+        Effect(
+            "on these alone, likelihood that CacheBlend at 15 % gains over full reuse, nats a token",
+            "quality",
+            "answerable.nll_gain",
+        ),
     ],
     "ttft": [
         Effect(f"{part}, s (fp32, 2,048 tokens)", "ttft", f"places.float32 2048.cells.cacheblend-paper@15.{metric}")
