@@ -126,7 +126,7 @@ EFFECTS = {
         for percent in (5, 15)
     ],
     "answerable": [
-        Effect("questions with a gold answer in the four passages", "quality", "answerable.share"),
+        Effect("questions with a gold answer in their passages", "quality", "answerable.share"),
         Effect(
             "on these alone, likelihood that CacheBlend at 15 % gains over full reuse, nats a token",
             "quality",
