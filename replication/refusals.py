@@ -30,6 +30,10 @@ REFUSALS = {
         "for ALiBi, whose keys hold no position, a bias cut to the recomputed rows; absolute positions are part of "
         "every hidden state, and no move of keys is exact",
     ),
+    "own-cache": Refusal(
+        "it does not run on a cache of K and V alone",
+        "a store for what its layers keep instead (a recurrent state, for one)",
+    ),
     "no-module": Refusal(
         "its position embeddings do not come from a module that could be asked for those of other positions",
         "a way to ask for them in `replication/rotary.py`",

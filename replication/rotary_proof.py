@@ -83,6 +83,8 @@ def _observe(lm: PreTrainedModel, layers: nn.ModuleList) -> list["_Layer"]:
         lm(input_ids=ids, position_ids=ids, cache=DynamicCache(config=lm.config), use_cache=True)
     except _Reached:
         pass
+    except ValueError as error:
+        raise refused(lm, "own-cache") from error
     finally:
         for hook in hooks:
             hook.remove()

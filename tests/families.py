@@ -210,6 +210,12 @@ _REFUSED = {
     "falcon-alibi": Family("Falcon-RW", "ALiBi", "falcon", {"alibi": True}),
     "falcon": Family("Falcon", "rotary", "falcon"),
     "gptj": Family("GPT-J", "rotary on neighbouring pairs, sin given before cos", "gptj", {"rotary_dim": 4}),
+    "minimax": Family(
+        "MiniMax",
+        "linear attention in most layers",
+        "minimax",
+        {"num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 32, "num_local_experts": 2},
+    ),
     "llama-dynamic": Family(
         "Llama, dynamic NTK",
         "frequencies that follow the length",

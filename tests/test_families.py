@@ -40,6 +40,7 @@ REASONS = {
     "falcon-alibi": "own-attention",
     "falcon": "own-attention",
     "gptj": "moved-key",
+    "minimax": "own-cache",
     "llama-dynamic": "length",
     "qwen3_next": "no-plain-kv",
     "deepseek_v2": "moved-value",
