@@ -69,7 +69,8 @@ def document(report: Report) -> str:
         "95 % interval (quartiles for times) and the number of examples; a criterion names the part that it looks at. "
         f"{_verdict('reproduced')}: it holds on every data set of this model. {_verdict('partly')}: on some. "
         f"{_verdict('not reproduced')}: on none. {_verdict('not testable')}: nothing to judge, for example because "
-        "full prefill answers no better than no passages at all. The verdict over all models: "
+        "full prefill answers no better than no passages at all. Undecided: it fails, but its interval holds values "
+        "that would have passed. The verdict over all models: "
         "<code>python -m replication claims</code>.</p>",
         _contents(report),
         "<h2>Claims</h2>",
