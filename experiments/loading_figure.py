@@ -78,11 +78,8 @@ def _by_device(axis, summary: dict, blend: str) -> None:
         middles = [1000 * cell["ttft"]["median"] for cell in found]
         axis.errorbar(places, middles, yerr=bars, label=label, color=colour, linestyle=style, marker=MARKERS[mode])
     axis.axhline(1000 * summary["full"]["median"], color=PALETTE[7], label="full prefill, nothing loaded")
-    rates = [summary["controller"][d]["throughput"] / 1e9 for d in devices]
-    axis.set_xticks(
-        range(len(devices)),
-        [f"{name.replace(' ', chr(10))}\n({rate:.2g})" for name, rate in zip(devices, rates, strict=True)],
-    )
+    rates = {d: f"({summary['controller'][d]['throughput'] / 1e9:.2g})" for d in devices}
+    axis.set_xticks(range(len(devices)), [f"{name} {rate}".replace(" ", "\n") for name, rate in rates.items()])
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:,.0f}")

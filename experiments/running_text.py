@@ -15,8 +15,7 @@ def running_prompt(
     Errors: ReplicationError when the model's context or the text is too short.
     """
     text = "".join(passage_text(p) for e in loaded.examples for p in e.passages)
-    if length > model.context_length:
-        raise ReplicationError(f"{length} tokens exceed the model's context of {model.context_length}: set lengths")
+    model.context.require(length, "set lengths")
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     own = length - prefix
     needed = prefix + (number + 1) * own

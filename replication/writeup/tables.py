@@ -191,7 +191,7 @@ def _against(summary: dict, name: str) -> str:
 
 def _needed(ratio: dict, cells: dict) -> str:
     """The ratio that suffices with its interval; empty where but one was measured."""
-    if sum(name.startswith("cacheblend-paper@") for name in cells) < 2:
+    if sum(name.partition("@")[0] == OURS.partition("@")[0] for name in cells) < 2:
         return ""
     return "{:.0%} [{:.0%}, {:.0%}]".format(*(ratio[key] for key in ("value", "low", "high")))
 
